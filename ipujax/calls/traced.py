@@ -281,10 +281,10 @@ class Traced(Stage):
     def arguments_on_chip(self) -> list[str]:
         """Names of the arguments of `offload_argnums` of which nothing is moved: no array is large enough, or read."""
         signature = self.signature
-        moved = map(operator.and_, signature.offloaded, signature.used)
+        are_loaded = map(operator.and_, signature.offloaded, signature.used)
         numbers = [n for n, count in enumerate(self._call.counts) for _ in range(count)]
-        of_moved = {number for number, is_moved in zip(numbers, moved, strict=True) if is_moved}
-        return [self._arguments[number] for number in sorted(self._offloaded - of_moved)]
+        of_loaded = {number for number, is_loaded in zip(numbers, are_loaded, strict=True) if is_loaded}
+        return [self._arguments[number] for number in sorted(self._offloaded - of_loaded)]
 
     @cached_property
     def signature(self) -> Signature:

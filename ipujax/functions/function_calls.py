@@ -57,8 +57,8 @@ class FunctionCalls:
         """Run the function for the arguments of a call."""
         # Constant time, below a microsecond: JAX's dispatch flattens the arguments and compares them with the compiled
         # signature; where it refuses them, `_explain` raises an error that names the argument.
-        known, run = self._latest
-        if device_of_context() is not known or find_top_trace(()) is not EVALUATION:
+        latest_device, run = self._latest
+        if device_of_context() is not latest_device or find_top_trace(()) is not EVALUATION:
             return self._call(self._user.settings.current_device, args, kwargs)
         try:
             outs = run(*args, **kwargs) if kwargs else run(*args)  # an empty dictionary would be copied

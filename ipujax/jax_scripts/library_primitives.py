@@ -14,7 +14,7 @@ from functools import partial
 
 from ipujax.jax_scripts.places import is_of_script_or_library
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, call_equation, traced_impl
-from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, primitive_names, with_inner
+from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, primitive_names, with_equations, with_inner
 
 
 def has_library_primitives(jaxpr: Jaxpr) -> bool:
@@ -29,8 +29,7 @@ def with_implementations(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def _implemented_body(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
     eqns = [_implemented(eqn, inside) for eqn in jaxpr.jaxpr.eqns]
-    is_same = all(new is old for new, old in zip(eqns, jaxpr.jaxpr.eqns, strict=True))
-    return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
+    return with_equations(jaxpr, eqns)
 
 
 def _implemented(eqn: JaxprEqn, inside: Rewrite) -> JaxprEqn:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, jaxprs_in_params
-from ipujax.lowering.jaxpr import equations, with_inner
+from ipujax.lowering.jaxpr import equations, with_equations, with_inner
 
 _OF_DEBUG = ("debug_callback", "debug_print")
 _OF_HOST = "io_callback"
@@ -27,8 +27,7 @@ def can_run_again(jaxpr: ClosedJaxpr) -> bool:
 def silent(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Return a jaxpr whose calls of the host that return nothing do nothing; one without stays the same object."""
     eqns = [_silent_equation(eqn) for eqn in jaxpr.jaxpr.eqns]
-    is_same = all(new is old for new, old in zip(eqns, jaxpr.jaxpr.eqns, strict=True))
-    return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
+    return with_equations(jaxpr, eqns)
 
 
 def _silent_equation(eqn: JaxprEqn) -> JaxprEqn:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         substituted as substituted,
         variables as variables,
         variables_read as variables_read,
+        with_equations as with_equations,
         with_inner as with_inner,
     )
     from ipujax.lowering.jaxpr.op_counts import (

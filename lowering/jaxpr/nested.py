@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipujax.lowering.jax_compat import (
@@ -62,6 +62,12 @@ def _rewrite_parameter(value: Any, rewrite: Rewrite) -> Any:
         kind: Any = type(value)
         return kind(*items) if hasattr(value, "_fields") else tuple(items)
     return value
+
+
+def with_equations(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    """Return a jaxpr with other equations; with the same ones the same object, so that equations go on sharing it."""
+    is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+    return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=list(eqns)), jaxpr.consts)
 
 
 def once(rewrite: Rewrite) -> Rewrite:

@@ -15,7 +15,6 @@ run the equations that replace it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -44,6 +43,7 @@ from ipujax.lowering.jaxpr import (
     phase_of,
     stage_name,
     stages_inside,
+    with_equations,
     with_inner,
 )
 from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, common_equations
@@ -325,7 +325,7 @@ def outliner(costs: CallCosts = _COSTS) -> Rewrite:
     """
     numbers = EquationNumbers()  # which equal equations share, in all of these jaxprs
 
-    def with_equations(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    def with_outlined(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
         """The jaxpr with other equations, and jaxprs inside of these outlined."""
         rewritten = [
             eqn
@@ -333,19 +333,17 @@ def outliner(costs: CallCosts = _COSTS) -> Rewrite:
             else with_inner(eqn, rewrite_function if eqn.primitive is function_call_p else rewrite_body)
             for eqn in eqns
         ]
-        # An unchanged jaxpr stays the same object, so that jaxprs shared by callers stay shared.
-        is_same = len(rewritten) == len(jaxpr.eqns) and all(map(operator.is_, rewritten, jaxpr.eqns))
-        return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=rewritten), jaxpr.consts)
+        return with_equations(jaxpr, rewritten)
 
     @once
     def rewrite_body(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         eqns, _ = _with_calls(jaxpr.jaxpr, _groups_of_equations(jaxpr.jaxpr), numbers, costs)
-        return with_equations(jaxpr, eqns)
+        return with_outlined(jaxpr, eqns)
 
     @once
     def rewrite_function(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         """Outlines only loops of a function: its own code exists once."""
-        return with_equations(jaxpr, jaxpr.eqns)
+        return with_outlined(jaxpr, jaxpr.eqns)
 
     return rewrite_body
 

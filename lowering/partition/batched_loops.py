@@ -22,7 +22,7 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     shape_of,
 )
-from ipujax.lowering.jaxpr import PIPELINE, Rewrite, everywhere, spliced, with_inner
+from ipujax.lowering.jaxpr import PIPELINE, Rewrite, everywhere, spliced, with_equations, with_inner
 
 
 def with_scalar_conditions(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -32,9 +32,7 @@ def with_scalar_conditions(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def _with_scalar_conditions_in(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     eqns = [_with_scalar_condition(_with_rewritten_bodies(eqn, rewrite)) for eqn in jaxpr.jaxpr.eqns]
-    if all(new is old for new, old in zip(eqns, jaxpr.jaxpr.eqns, strict=True)):
-        return jaxpr
-    return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
+    return with_equations(jaxpr, eqns)
 
 
 def _with_rewritten_bodies(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, scan_p
-from ipujax.lowering.jaxpr import CONTROL_FLOW, bodies, primitive_names, with_inner
+from ipujax.lowering.jaxpr import CONTROL_FLOW, bodies, primitive_names, with_equations, with_inner
 from ipujax.lowering.passes.trip_counts import Known, fixed_carries, known_operands, known_values, trip_count
 
 
@@ -38,8 +38,7 @@ class _LoopCounter:
             return jaxpr
         values = known_values(jaxpr, known)
         eqns = [self._rewrite_equation(eqn, known_operands(values, eqn.invars)) for eqn in jaxpr.jaxpr.eqns]
-        is_same = all(new is old for new, old in zip(eqns, jaxpr.jaxpr.eqns, strict=True))
-        return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
+        return with_equations(jaxpr, eqns)
 
     def _rewrite_equation(self, eqn: JaxprEqn, known: Sequence[Known]) -> JaxprEqn:
         """Makes a scan of a `while` whose trip count is known here, and rewrites loops in the bodies of an equation.

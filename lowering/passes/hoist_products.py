@@ -13,7 +13,6 @@ Products whose sum alone a loop returns, as gradients of weights, are computed b
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -49,11 +48,12 @@ from ipujax.lowering.jaxpr import (
     value_bytes,
     variables,
     variables_read,
+    with_equations,
     with_inner,
     with_scan_body,
 )
 from ipujax.lowering.passes.stacked_rows import with_stacked_rows
-from ipujax.lowering.passes.sunk_products import sunk
+from ipujax.lowering.passes.sunk_products import WIDE_BYTES, sunk
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import BYTE_COST_CYCLES
@@ -62,9 +62,8 @@ from ipujax.runtime.tensor import REMATERIALISED
 
 NUM_TILES = PRESETS["mk2"].tiles_per_ipu  # of programs that know no machine
 _SUPERSTEP_CYCLES = 350  # of an LSTM's smallest supersteps: sync 126, exchange 118, start of vertices 107; simulated
-_WIDE_BYTES = 4
-_VIEWS = frozenset(("view", "part"))
-_BEFORE_A_PRODUCT = _VIEWS | {"joined", "elementwise", "product"}
+VIEWS = frozenset(("view", "part"))
+_BEFORE_A_PRODUCT = VIEWS | {"joined", "elementwise", "product"}
 
 
 def hoist_products(
@@ -74,7 +73,7 @@ def hoist_products(
     num_tiles: int = NUM_TILES,
     keeps_loops: bool = False,
 ) -> ClosedJaxpr:
-    """Returns an equal jaxpr whose loops have no products that can be computed before them.
+    """Returns an equal jaxpr whose loops have no products that can be computed before or behind them.
 
     Args:
         jaxpr: the jaxpr, without calls.
@@ -100,9 +99,7 @@ def hoist_products(
                 eqns += [*stacking, *(each for loop in loops for each in _hoisted(loop, most_bytes)), *behind]
             else:
                 eqns.append(inner)
-        is_unchanged = len(eqns) == len(body.jaxpr.eqns) and all(map(operator.is_, eqns, body.jaxpr.eqns))
-        # The same object, so that what is remembered for it stays valid.
-        return body if is_unchanged else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
+        return with_equations(body, eqns)
 
     return everywhere(rewritten)(jaxpr)
 
@@ -125,13 +122,13 @@ class _Movable:
         once: those that are equal in all iterations, constants of the loop among them.
         by_row: those of a row of stacks, and maybe of values in `once`.
         makers: equation of each value that is no input.
-        joined: equation of each concatenation that cannot be computed before.
+        concatenations: equation of each concatenation that cannot be computed before.
     """
 
     once: set[Var]
     by_row: set[Var]
     makers: dict[Var, JaxprEqn] = field(default_factory=dict)
-    joined: dict[Var, JaxprEqn] = field(default_factory=dict)
+    concatenations: dict[Var, JaxprEqn] = field(default_factory=dict)
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the results of an equation of movable operands."""
@@ -157,13 +154,13 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
     constants, stacks = inside.inputs.constants, inside.inputs.stacks  # slices of the body's inputs
     movable = _Movable(once=set(body.invars[constants]), by_row=set(body.invars[stacks]))
     eqns = list[JaxprEqn]()
-    for whole in body.eqns:
-        for eqn in _by_part(whole, movable, most_bytes):
+    for original in body.eqns:
+        for eqn in _by_part(original, movable, most_bytes):
             eqns.append(eqn)
             if may_move(eqn) and movable.holds(eqn.invars) and is_cheap_to_keep(eqn, most_bytes):
                 movable.add(eqn)
             elif eqn.primitive.name == "concatenate":
-                movable.joined[eqn.outvars[0]] = eqn
+                movable.concatenations[eqn.outvars[0]] = eqn
     hoisted = _hoisted_equations(eqns, movable)
     if not hoisted or scan.params["length"] < 2:
         return [scan]
@@ -175,29 +172,31 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
 
 def _by_part(eqn: JaxprEqn, movable: _Movable, most_bytes: float) -> list[JaxprEqn]:
     """A product of [x, h] with a constant as the sum of those of x and of h, where one may move; else itself."""
-    left = eqn.invars[0] if eqn.primitive.name == "dot_general" else None
-    joining = movable.joined.get(left) if isinstance(left, Var) else None
+    lhs = eqn.invars[0] if eqn.primitive.name == "dot_general" else None
+    joining = movable.concatenations.get(lhs) if isinstance(lhs, Var) else None
     if joining is None or not (may_move(eqn) and is_cheap_to_keep(eqn, most_bytes)):
         return [eqn]
-    ((contracted, right_contracted), _) = eqn.params["dimension_numbers"]
+    ((contracted, rhs_contracted), _) = eqn.params["dimension_numbers"]
     dim = joining.params["dimension"]
-    right = eqn.invars[1]
+    rhs = eqn.invars[1]
     aval: Any = eqn.outvars[0].aval
-    is_movable = movable.holds([right]) and any(movable.holds([part]) for part in joining.invars)
+    is_movable = movable.holds([rhs]) and any(movable.holds([part]) for part in joining.invars)
     # A sum of halves would be rounded once more.
-    if dim not in contracted or not is_movable or aval.dtype.itemsize < _WIDE_BYTES:
+    if dim not in contracted or not is_movable or aval.dtype.itemsize < WIDE_BYTES:
         return [eqn]
-    right_dim = right_contracted[contracted.index(dim)]
+    rhs_dim = rhs_contracted[contracted.index(dim)]
 
-    def sum_of_products(right: jax.Array, *lefts: jax.Array) -> jax.Array:
-        starts = accumulate((left.shape[dim] for left in lefts), initial=0)
-        rights = [
-            lax.slice_in_dim(right, start, start + left.shape[dim], axis=right_dim)
-            for left, start in zip(lefts, starts, strict=False)
+    def sum_of_products(rhs: jax.Array, *lhs_parts: jax.Array) -> jax.Array:
+        starts = accumulate((lhs.shape[dim] for lhs in lhs_parts), initial=0)
+        rhs_parts = [
+            lax.slice_in_dim(rhs, start, start + lhs.shape[dim], axis=rhs_dim)
+            for lhs, start in zip(lhs_parts, starts, strict=False)
         ]
-        return reduce(lax.add, (eqn.primitive.bind(*pair, **eqn.params) for pair in zip(lefts, rights, strict=True)))
+        return reduce(
+            lax.add, (eqn.primitive.bind(*pair, **eqn.params) for pair in zip(lhs_parts, rhs_parts, strict=True))
+        )
 
-    operands = [right, *joining.invars]
+    operands = [rhs, *joining.invars]
     jaxpr = trace(sum_of_products, [atom.aval for atom in operands], {}, ()).jaxpr.jaxpr
     table = {**dict(zip(jaxpr.invars, operands, strict=True)), jaxpr.outvars[0]: eqn.outvars[0]}
     return [part.replace(source_info=eqn.source_info) for part in spliced(jaxpr, table)[0]]
@@ -245,7 +244,7 @@ def _hoisted_equations(eqns: Sequence[JaxprEqn], movable: _Movable) -> list[Jaxp
 def _is_as_large(maker: JaxprEqn, reader: JaxprEqn) -> bool:
     """True if the result of an equation has as many elements as that of its reader, and is not only a view."""
     sizes = [elements_of(eqn.outvars[0]) for eqn in (maker, reader)]
-    return sizes[0] == sizes[1] and record_of(maker).cost not in _VIEWS
+    return sizes[0] == sizes[1] and record_of(maker).cost not in VIEWS
 
 
 @dataclass(frozen=True, slots=True)

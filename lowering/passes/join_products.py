@@ -18,12 +18,19 @@ import jax
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, trace
-from ipujax.lowering.jaxpr import HOLDERS, Rewrite, everywhere, primitive_names, spliced, variables_read, with_inner
-from ipujax.lowering.passes.hoist_products import NUM_TILES, is_cheap_to_keep, may_move, most_kept_bytes
+from ipujax.lowering.jaxpr import (
+    HOLDERS,
+    Rewrite,
+    everywhere,
+    primitive_names,
+    spliced,
+    variables_read,
+    with_equations,
+    with_inner,
+)
+from ipujax.lowering.passes.hoist_products import NUM_TILES, VIEWS, is_cheap_to_keep, may_move, most_kept_bytes
 from ipujax.lowering.primitives import record_of
 from ipujax.runtime.graph import BYTE_COST_CYCLES
-
-_VIEWS = frozenset(("view", "part"))
 
 
 def join_products(
@@ -47,26 +54,22 @@ def join_products(
 
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn for eqn in body.jaxpr.eqns]
-        joined = _joined(eqns, most_bytes)
-        is_same = len(joined) == len(body.jaxpr.eqns) and all(
-            a is b for a, b in zip(joined, body.jaxpr.eqns, strict=True)
-        )
-        return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=joined), body.consts)
+        return with_equations(body, _with_shared_products(eqns, most_bytes))
 
     return everywhere(rewritten)(jaxpr)
 
 
-def _joined(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[JaxprEqn]:
+def _with_shared_products(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[JaxprEqn]:
     """The equations, those of a group at the place of its first."""
     makers = {var: eqn for eqn in eqns for var in eqn.outvars}
     groups: dict[Hashable, list[JaxprEqn]] = defaultdict(list)
     for eqn in eqns:
         if eqn.primitive.name == "dot_general" and may_move(eqn) and is_cheap_to_keep(eqn, most_bytes):
-            left, right = eqn.invars
-            views = _views(left, makers) if isinstance(left, Var) and isinstance(right, Var) else []
+            lhs, rhs = eqn.invars
+            views = _views(lhs, makers) if isinstance(lhs, Var) and isinstance(rhs, Var) else []
             if views:
-                whole = variables_read(views[0])[0]
-                groups[whole, right, left.aval, tuple(sorted(map(repr, eqn.params.items())))].append(eqn)
+                array = variables_read(views[0])[0]
+                groups[array, rhs, lhs.aval, tuple(sorted(map(repr, eqn.params.items())))].append(eqn)
     group_of = {id(eqn): group for group in groups.values() if len(group) > 1 for eqn in group}
     added = set[int]()
     result: list[JaxprEqn] = []
@@ -83,7 +86,7 @@ def _joined(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[JaxprEqn]:
 def _views(part: Any, makers: Mapping[Var, JaxprEqn]) -> list[JaxprEqn]:
     """Equations that make a part of an array, in order."""
     views: list[JaxprEqn] = []
-    while (maker := makers.get(part)) is not None and record_of(maker).cost in _VIEWS and variables_read(maker):
+    while (maker := makers.get(part)) is not None and record_of(maker).cost in VIEWS and variables_read(maker):
         views.append(maker)
         (part,) = variables_read(maker)
     return views[::-1]
@@ -93,10 +96,10 @@ def _product(group: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """Equations of one product for a group, with the results of each."""
     first = group[0]
 
-    def products(right: jax.Array, *lefts: jax.Array) -> list[jax.Array]:
-        stacked = lax.concatenate([lax.expand_dims(left, (0,)) for left in lefts], 0)
-        results = jax.vmap(lambda left: first.primitive.bind(left, right, **first.params))(stacked)
-        return [lax.index_in_dim(results, number, keepdims=False) for number in range(len(lefts))]
+    def products(rhs: jax.Array, *lhs_parts: jax.Array) -> list[jax.Array]:
+        stacked = lax.concatenate([lax.expand_dims(lhs, (0,)) for lhs in lhs_parts], 0)
+        results = jax.vmap(lambda lhs: first.primitive.bind(lhs, rhs, **first.params))(stacked)
+        return [lax.index_in_dim(results, number, keepdims=False) for number in range(len(lhs_parts))]
 
     operands = [first.invars[1], *(eqn.invars[0] for eqn in group)]
     jaxpr = trace(products, [atom.aval for atom in operands], {}, ()).jaxpr.jaxpr

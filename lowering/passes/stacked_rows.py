@@ -60,10 +60,10 @@ def with_stacked_rows(scan: JaxprEqn) -> list[JaxprEqn]:
     outer = dict(zip(body.invars, scan.invars, strict=True))
     reads = Counter(var for eqn in body.eqns for var in variables_read(eqn)) + Counter(variables(body.outvars))
     constants = {var for var in body.invars[inside.inputs.constants] if reads[var] == 1 and not is_on_host(var.aval)}
-    known = _progressions(inside, scan)
+    progressions = _progressions(inside, scan)
     rows: dict[int, _Row] = {}
     for number, eqn in enumerate(body.eqns):
-        row = _row_read(eqn, known, constants) if eqn.primitive.name in ("dynamic_slice", "gather") else None
+        row = _row_read(eqn, progressions, constants) if eqn.primitive.name in ("dynamic_slice", "gather") else None
         if row is not None and row.place.step and _is_inside(row, length):
             rows[number] = row
     if not rows or length < 2:
@@ -96,7 +96,7 @@ def _progressions(inside: Body, scan: JaxprEqn) -> dict[Var, _Progression]:
     body = inside.jaxpr.jaxpr
     makers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
     last = scan.params["length"] - 1
-    known: dict[Var, _Progression] = {}
+    progressions: dict[Var, _Progression] = {}
     carries = zip(
         scan.invars[inside.operands.carries],
         body.invars[inside.inputs.carries],
@@ -110,25 +110,25 @@ def _progressions(inside: Body, scan: JaxprEqn) -> dict[Var, _Progression]:
         first = _literal(start)
         (step,) = [_literal(atom) for atom in eqn.invars if atom is not var] or [None]
         if first is not None and step is not None and _holds(var, _Progression(first, step), last):
-            known[var] = _Progression(first, step)
+            progressions[var] = _Progression(first, step)
     for eqn in body.eqns:
-        operands = [_of_atom(known, atom) for atom in eqn.invars]
+        operands = [_of_atom(progressions, atom) for atom in eqn.invars]
         value = _computed(eqn.primitive.name, operands, last) if len(eqn.outvars) == 1 else None
         if value is not None and _holds(eqn.outvars[0], value, last):
-            known[eqn.outvars[0]] = value
-    return known
+            progressions[eqn.outvars[0]] = value
+    return progressions
 
 
 def _computed(name: str, operands: Sequence[_Progression | None], last: int) -> _Progression | None:
     """Result of a primitive on progressions; None if it is none. `last` is the number of the last iteration."""
-    first, *others = operands if operands else [None]
+    first, *later = operands if operands else [None]
     if first is None:
         return None
     if name in _SAME_NUMBER:
         return first
     if name == "select_n":
-        return others[first.first] if first.step == 0 else None
-    second = others[0] if len(others) == 1 else None
+        return later[first.first] if first.step == 0 else None
+    second = later[0] if len(later) == 1 else None
     if second is None:
         return None
     if name in _SUMS:
@@ -138,16 +138,16 @@ def _computed(name: str, operands: Sequence[_Progression | None], last: int) -> 
         return _Progression(mul(first.first, second.first), steps)
     if name in _COMPARISONS:
         # The difference rises or falls: what holds for the first and the last iteration holds for all.
-        ends = {_COMPARISONS[name](first.first + n * first.step, second.first + n * second.step) for n in (0, last)}
-        return _Progression(int(ends.pop()), 0) if len(ends) == 1 else None
+        truths = {_COMPARISONS[name](first.first + n * first.step, second.first + n * second.step) for n in (0, last)}
+        return _Progression(int(truths.pop()), 0) if len(truths) == 1 else None
     return None
 
 
-def _of_atom(known: Mapping[Var, _Progression], atom: Atom) -> _Progression | None:
+def _of_atom(progressions: Mapping[Var, _Progression], atom: Atom) -> _Progression | None:
     number = _literal(atom)
     if number is not None:
         return _Progression(number, 0)
-    return known.get(atom) if isinstance(atom, Var) else None
+    return progressions.get(atom) if isinstance(atom, Var) else None
 
 
 def _literal(atom: Atom) -> int | None:
@@ -171,7 +171,7 @@ def _holds(var: Var, value: _Progression, last: int) -> bool:
     return all(low <= value.first + n * value.step <= high for n in (0, last))
 
 
-def _row_read(eqn: JaxprEqn, known: Mapping[Var, _Progression], constants: set[Var]) -> _Row | None:
+def _row_read(eqn: JaxprEqn, progressions: Mapping[Var, _Progression], constants: set[Var]) -> _Row | None:
     """The row that a slice or a gather reads of one of the constants."""
     constant, *indices = eqn.invars
     if not isinstance(constant, Var) or constant not in constants:
@@ -184,9 +184,9 @@ def _row_read(eqn: JaxprEqn, known: Mapping[Var, _Progression], constants: set[V
         return None
     (dim,) = sliced
     if eqn.primitive.name == "dynamic_slice":
-        place = _of_atom(known, indices[dim])
+        place = _of_atom(progressions, indices[dim])
         return None if place is None else _Row(constant, dim, place, keeps_dim=True)
-    place = _of_atom(known, indices[0])
+    place = _of_atom(progressions, indices[0])
     numbers = eqn.params["dimension_numbers"]
     is_row = numbers.start_index_map == (dim,) and shape_of(indices[0]) == (1,) and not numbers.operand_batching_dims
     is_row = is_row and numbers.offset_dims == tuple(range(len(shape_of(eqn.outvars[0]))))

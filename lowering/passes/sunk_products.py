@@ -33,7 +33,7 @@ from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.tensor import REMATERIALISED, element_bytes
 
-_WIDE_BYTES = 4
+WIDE_BYTES = 4  # of numbers; sums of narrower ones round and overflow where they are stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _sums(scan: JaxprEqn, inside: Body, zeros: Collection[Atom]) -> list[_Sum]:
     for number, add in sum_carries(inside).items():
         eqns = _added(carries[number], add, makers, reads)
         begin = scan.invars[inside.operands.carries][number]
-        is_wide = element_bytes(add.outvars[0].aval.dtype) >= _WIDE_BYTES  # type: ignore[attr-defined]
+        is_wide = element_bytes(add.outvars[0].aval.dtype) >= WIDE_BYTES  # type: ignore[attr-defined]
         is_read = not isinstance(scan.outvars[number], DropVar)
         if eqns is not None and is_read and (is_wide or (isinstance(begin, Var) and begin in zeros)):
             sums.append(_Sum(number, carries[number], eqns))
@@ -171,7 +171,7 @@ def _split(
             as further results.
     """
     body = inside.jaxpr.jaxpr
-    moved = {id(eqn) for each in sums for eqn in each.eqns}
+    sunk_ids = {id(eqn) for each in sums for eqn in each.eqns}
     numbers = {each.number for each in sums}  # of carries
     own_stacks = body.invars[inside.inputs.stacks]
     pushed = [var for var in stacks if var not in own_stacks]
@@ -191,7 +191,7 @@ def _split(
     names = body.debug_info.with_unknown_names()
     jaxpr = body.replace(
         invars=inputs(list(body.invars)),
-        eqns=[eqn for eqn in body.eqns if id(eqn) not in moved],
+        eqns=[eqn for eqn in body.eqns if id(eqn) not in sunk_ids],
         outvars=results(list(body.outvars), list(pushed)),
         debug_info=names,
     )

@@ -184,7 +184,7 @@ def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Moved:
+class _Payload:
     """Data that a copy moves.
 
     Args:
@@ -215,33 +215,33 @@ class CopyCosts:
         """Return the cost of one run of a copy."""
         target = self._graph.target
         width = target.tiles_per_ipu
-        moved = self._moved_by(copy)
-        first = moved.window.first_ipu
-        parts_of_ipus: list[list[TrafficWindow]] = [[] for _ in range(moved.window.num_ipus)]
-        for part in moved.parts:
+        payload = self._payload_of(copy)
+        first = payload.window.first_ipu
+        parts_of_ipus: list[list[TrafficWindow]] = [[] for _ in range(payload.window.num_ipus)]
+        for part in payload.parts:
             # Without elements the tiles of a part are no tiles of the copy.
             begin, end = part.first, part.first + len(part.traffic.local_bytes)
             for ipu in range(max(first, begin // width), min(first + len(parts_of_ipus), -(-end // width))):
                 parts_of_ipus[ipu - first].append(replace(part, first=begin - ipu * width))
-        costs = [self._ipu_cost(replace(moved, window=Window(0, 1, width), parts=parts)) for parts in parts_of_ipus]
-        links = None if moved.flows is None else link_cycles(moved.flows, target)
+        costs = [self._ipu_cost(replace(payload, window=Window(0, 1, width), parts=parts)) for parts in parts_of_ipus]
+        links = None if payload.flows is None else link_cycles(payload.flows, target)
         slow_path = next((cost.slow_path for cost in costs if cost.slow_path is not None), None)
-        return CopyCost(first, tuple(cost.ipus[0] for cost in costs), moved.flows, links, slow_path)
+        return CopyCost(first, tuple(cost.ipus[0] for cost in costs), payload.flows, links, slow_path)
 
     def counts(self, copy: Copy) -> CopyCounts:
         """Return what one run of a copy moves."""
-        moved = self._moved_by(copy)
-        return replace(_counts_of(moved), flows=moved.flows, link_flows=moved.flows)
+        payload = self._payload_of(copy)
+        return replace(_counts_of(payload), flows=payload.flows, link_flows=payload.flows)
 
-    def _ipu_cost(self, moved: _Moved) -> CopyCost:
+    def _ipu_cost(self, payload: _Payload) -> CopyCost:
         """Return the cost on an IPU of what a copy moves there, but for that of its links."""
-        is_global = moved.flows is not None
-        key = moved.padding, moved.uneven, is_global, *((id(part.traffic), part.first) for part in moved.parts)
+        is_global = payload.flows is not None
+        key = payload.padding, payload.uneven, is_global, *((id(part.traffic), part.first) for part in payload.parts)
         if key not in self._ipus:
-            self._ipus[key] = _counts_of(moved).cost(self._graph.target)
+            self._ipus[key] = _counts_of(payload).cost(self._graph.target)
         return self._ipus[key]
 
-    def _moved_by(self, copy: Copy) -> _Moved:
+    def _payload_of(self, copy: Copy) -> _Payload:
         graph = self._graph
         tensors = (copy.source, copy.destination)
         ranges = [mapping_range(graph.mappings[variable]) for tensor in tensors for variable in tensor.variables()]
@@ -257,20 +257,20 @@ class CopyCosts:
         rows = zip(*flows, strict=True) if flows else ((), (), ())
         between = Flows.of(graph.target.num_ipus, *([x for values in row for x in values] for row in rows))
         lengths = graph.padded_lengths
-        return _Moved(
-            Window.of(ranges, graph.target),
-            parts,
-            between if len(between.senders) else None,
-            max(padding_of_tensor(tensor, lengths) for tensor in tensors),
-            shortest_atom(tensors, lengths),
+        return _Payload(
+            window=Window.of(ranges, graph.target),
+            parts=parts,
+            flows=between if len(between.senders) else None,
+            padding=max(padding_of_tensor(tensor, lengths) for tensor in tensors),
+            uneven=shortest_atom(tensors, lengths),
         )
 
 
-def _counts_of(moved: _Moved) -> CopyCounts:
+def _counts_of(payload: _Payload) -> CopyCounts:
     """Return what a copy moves on the tiles of the window, without flows."""
-    window, uneven = moved.window, moved.uneven
+    window, uneven = payload.window, payload.uneven
     tiles = range(window.first_tile, window.first_tile + window.tiles)
-    traffic = with_padding(traffic_on(moved.parts, tiles), moved.padding)
+    traffic = with_padding(traffic_on(payload.parts, tiles), payload.padding)
     counts: dict[str, Any] = {name: getattr(traffic, name) for name in _COPIED}
     slow_cycles = window.zeros
     slow_path = None
@@ -280,7 +280,7 @@ def _counts_of(moved: _Moved) -> CopyCounts:
         counts |= {name: np.where(slow > 0, 0, counts[name]) for name in ("local_bytes", "local_fragments")}
         slow_cycles = np.ceil(atom_cycles(slow, uneven.atom_bytes)).astype(np.int64)
         slow_path = uneven.because("copied") if slow.any() else None
-    if moved.flows is not None:
+    if payload.flows is not None:
         # That tiles share a bus is known of the exchange inside an IPU only.
         counts["shared_bytes"] = window.zeros
     return CopyCounts(window, **counts, slow_cycles=slow_cycles, slow_path=slow_path)
@@ -372,8 +372,8 @@ def cross_replica_counts(graph: Graph, copy: CrossReplicaCopy) -> CopyCounts:
     parts = {name: pad_tiles(getattr(pair, name), pair.window.first_tile, 2 * tiles) for name in _EXCHANGED}
     counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     window = Window(0, num_ipus, target.tiles_per_ipu)
-    moved = dict.fromkeys((*_COPIED, "slow_cycles"), window.zeros) | counts
-    return CopyCounts(window, **moved, flows=pair_flows.folded(), link_flows=flows)
+    all_counts = dict.fromkeys((*_COPIED, "slow_cycles"), window.zeros) | counts
+    return CopyCounts(window, **all_counts, flows=pair_flows.folded(), link_flows=flows)
 
 
 _EXCHANGED = ("received_bytes", "sent_bytes", "receives", "sends")

@@ -81,6 +81,12 @@ def test_a_program_of_the_cache_names_it_too(tmp_path: Path, caplog: pytest.LogC
         assert warnings_of(caplog, lambda: ipu.jit(double, device=DEVICE, options=options)(X))
 
 
+def test_a_front_end_that_sets_options_of_all_functions_names_none(caplog: pytest.LogCaptureFixture) -> None:
+    jitted = ipu.jit(double, device=DEVICE, options=ipu.Options(stream_loops=True))
+    jitted.unused_settings.ignore_options()
+    assert not warnings_of(caplog, lambda: jitted(X))
+
+
 def loss(w: Any, x: Any) -> Any:
     with ipu.stage(0):
         h = x @ w
