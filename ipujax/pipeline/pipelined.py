@@ -171,6 +171,7 @@ class _Call:
         same: Role = "same"
         roles = [*(same for _ in consts), *(operand.role for operand in operands)]
         reductions = self._reductions(out, jaxpr, {result for _, result in carries})
+        self._check_accumulate_dtype(jaxpr, reductions)
         # float0 inputs and results have no data: the pipeline is bound without them, and they are added again below.
         with_data, in_positions = without_float0(jaxpr)
         is_empty = [is_float0(aval) for aval in jaxpr.out_avals]
@@ -246,6 +247,19 @@ class _Call:
                 got=f"{name}={value}",
                 hint="with ipu.stage(i): around the parts of the model, or stages=...",
             )
+
+    def _check_accumulate_dtype(self, jaxpr: ClosedJaxpr, reductions: Sequence[Reduce]) -> None:
+        """Refuse a dtype of accumulators where no floating-point result is a sum or a mean."""
+        dtype = self.settings.dtype
+        results = list(zip(reductions, jaxpr.out_avals, strict=True))
+        if dtype is None or any(kind in _REDUCIBLE and jnp.issubdtype(x.dtype, jnp.floating) for kind, x in results):
+            return
+        raise ArgumentError(
+            f"accumulate_dtype of ipu.pipeline({self.who}) has no effect",
+            expected=f"a floating-point result with reduce={' or '.join(map(repr, _REDUCIBLE))}",
+            got=", ".join(f"{aval.str_short()} with {kind!r}" for kind, aval in results) or "no result",
+            hint="leave accumulate_dtype out",
+        )
 
     def _micro_batch(self, operand: _Operand) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of one micro-batch's part of an operand."""

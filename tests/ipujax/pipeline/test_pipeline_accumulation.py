@@ -328,6 +328,18 @@ CALLS: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[Any, ...], str]
         "schedule .* the function has fewer than two",
     ),
     "a mapping without stages": ({"device_mapping": [0]}, loss, (PARAMS, BATCH), "device_mapping .* is for stages"),
+    "accumulators without sums": (
+        {"accumulate_dtype": jnp.float32, "reduce": "stack"},
+        lambda b: b * 2,
+        (np.ones(4, np.float16),),
+        r"accumulate_dtype .* has no effect\n.*\n.*\n.*got: float16\[2\] with 'stack'",
+    ),
+    "accumulators of integers": (
+        {"accumulate_dtype": jnp.float32, "reduce": "sum"},
+        lambda b: b.sum(),
+        (np.arange(4, dtype=np.int32),),
+        "accumulate_dtype .* has no effect",
+    ),
     "does not divide": ({"micro_batches": 3}, loss, (PARAMS, BATCH), r"batch\['x'\].* cannot be split into 3"),
     "no first axis": ({}, lambda x: x, (np.float32(1),), "x of .* cannot be split.*\n.*\n.*\n.*float32"),
     "batch position": ({"batch_argnums": 2}, loss, (PARAMS, BATCH), "2 positional arguments: params, batch"),
