@@ -35,7 +35,10 @@ def compilation_steps() -> tuple[str, ...]:
 
 
 def _with_static_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a jaxpr with block-sparse products in place of those of sparse arrays with constant indices."""
+    """Return a jaxpr with block-sparse products in place of those of sparse arrays with constant indices.
+
+    A product is *static* in popsparse if its indices are constants: its sparsity is planned while compiling.
+    """
     # The library is imported for programs that need it alone.
     if not any(name.startswith(("bcoo_dot", "bcsr_dot")) for name in primitive_names(jaxpr.jaxpr)):
         return jaxpr
@@ -109,7 +112,8 @@ class LoweringPlan:
     @staticmethod
     def of(settings: ProgramSettings, traced: Traced) -> LoweringPlan:
         """Return the lowering plan of a traced function; refuse values other than arrays, and unsupported memories."""
-        # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
+        # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it. Its
+        # constants are whole arrays: those that are split over devices of a mesh are gathered.
         copy = ClosedJaxpr(traced.jaxpr.jaxpr, list(map(without_splits, traced.jaxpr.consts)))
         signature = traced.signature
         check_values(copy, settings.name, signature.leaf_names)
@@ -119,6 +123,6 @@ class LoweringPlan:
         jaxpr, refs = with_state(_with_static_products(jaxpr))
         if refs:  # they are results too, for which any sharding will do
             shardings = replace(shardings, of_values=replace(shardings.of_values, outputs=()))
-        num_arguments = len(signature.in_avals)
+        num_arguments = len(signature.in_avals)  # leaves of the arguments, in whose numbering Refs follow
         positions += range(num_arguments, num_arguments + len(refs))
         return LoweringPlan(settings, signature, jaxpr, positions, refs, shardings, traced.timings)

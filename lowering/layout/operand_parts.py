@@ -110,7 +110,8 @@ class Shares:
     def common(self, needed: np.ndarray, target: Target) -> Common:
         """Elements that all tiles of an exchange bus receive of a block with `needed` elements; 0 unless all read it.
 
-        They arrive once for all of these tiles. Results are for the bus of the block's owner, and for any other.
+        They arrive once for all of these tiles. Results are for the bus of the block's owner, and for any other. Readers
+        of a block are consecutive tiles, and so fill whole buses; share k of a block is on its k-th reader.
         """
         tiles_per_bus = target.tiles_per_exchange_bus
         # Elements that tiles of the bus have already: nobody receives those from another bus.
@@ -123,7 +124,8 @@ class Shares:
                 self.parts == self.users,
             ],
             [0, needed, self.shortest + (tiles_per_bus - 1) * self.longest],
-            # Some readers have a part: those of the bus that is not full.
+            # Only the first readers have a share: the buses of the last ones have none. The bus in between decides, whose
+            # first tiles have one; 0 where the shares end with a bus.
             self.parts % tiles_per_bus * self.longest,
         )
         shared = np.where(self.are_by_bus(target), np.maximum(needed - present, 0), 0)

@@ -138,7 +138,10 @@ class Dataflow:
         defined_at = self._equations[self._definitions]
         # First and last start of those that contain the definition of a value but not its last read.
         live_out = defined_at - length + 1, np.minimum(defined_at, self._last_needs[self._definitions] - length)
-        code = self._works[length:, 0] - self._works[:starts, 0]
+        code_before = self._works[:, 0]  # bytes of code of the equations before each
+        code = code_before[length:] - code_before[:starts]
+        # Equal windows certainly differ in an operand that is read once in the jaxpr: the other windows must have their
+        # own, so a call copies it. An operand of several readers may be the same one for all windows, as a mask is.
         copies = _over_starts(*read_range, self._is_only_read[self._is_read], starts)
         copies += _over_starts(*live_out, values=1, starts=starts)
         elements = _over_starts(*read_range, self._elements[self._is_read], starts)

@@ -92,12 +92,15 @@ class ChainSteps:
         last = len(self._starts) - 1
         operand_eqns = list(map(self._operand_equations, flow.gradient))
         step: dict[int, int] = {}  # number of an equation of the gradient → step
-        gradient_free: set[int] = set()  # equations that depend on no gradient
+        # Recomputed equations and constants: they depend on no gradient. Others are gradients even if their operands are
+        # constants: the gradient of a loss begins with one.
+        gradient_free: set[int] = set()
         users: dict[int, list[int]] = {}
         # First each in the highest step in which all operands exist; the gradient runs the steps from last to first.
         for n, (eqn, operands) in enumerate(zip(flow.gradient, operand_eqns, strict=True)):
             step[n] = min([last, *self._limits(eqn), *(step[m] for m in operands)])
-            if gradient_free.issuperset(operands) and (not operands or stage_name(eqn).is_recomputed):
+            is_constant = not operands
+            if is_constant or (stage_name(eqn).is_recomputed and gradient_free.issuperset(operands)):
                 gradient_free.add(n)
             for m in operands:
                 users.setdefault(m, []).append(n)

@@ -184,12 +184,14 @@ class ReplicatedProgram(EngineProgram):
         outside = single.outside
         super().__init__(plan, outside)
         self._single = single
-        self._unrecorded = EngineProgram(plan, replace(outside, log=None))  # for replicas of unrecorded decisions
+        # A log records the decisions of the first local replica; the others run without it.
+        self._unlogged = EngineProgram(plan, replace(outside, log=None))
         self._all_replicas = replicas
         self._instances = instances
         self._replicas = instances.count_local(replicas)
         self._divergence = Divergence(plan.graph, plan.effects)
-        self._originals = {array: variable for variable, array in plan.kept.items()}
+        # The engine keeps the array of another variable for some, see `EnginePlan.kept`: that variable → the program's.
+        self._program_variable = {kept: variable for variable, kept in plan.kept.items()}
         # Arrays of these have the axis whatever `Divergence` says; values of streams have it unless broadcast.
         streams = [v for stream, v in plan.inputs.items() if not stream.broadcast] + list(plan.outputs.values())
         remote = (node.buffer.memory for node in distinct(plan.program) if isinstance(node, (RemoteIn, RemoteOut)))
@@ -301,7 +303,7 @@ class ReplicatedProgram(EngineProgram):
     def _run_without_meeting(self, program: Program, values: StackedValues, live: Live, after: Differing) -> None:
         """Trace steps without meeting; `after` are the variables on which replicas may disagree after them."""
         changed = self._state([program], live)
-        differ = [self._originals.get(v, v) in after or v in self._always_stacked for v in changed]
+        differ = [self._program_variable.get(v, v) in after or v in self._always_stacked for v in changed]
         if self.outside.log is not None:
             # `vmap` has no rule for the ordered callbacks of a log.
             by_replica = [self._run_replica(r, program, values, live, changed) for r in range(self._replicas)]
@@ -311,7 +313,9 @@ class ReplicatedProgram(EngineProgram):
             ]
         else:
             variables = list(values)
-            # A loop that all replicas run until the last one leaves it must end for those that are not active, too.
+            # A loop under `vmap` runs until its condition is false for all replicas. Those that are not active (another
+            # branch, or no iterations left, in control around this step) could have values with which it never ends, so
+            # they compute with the values of an active one; their results are dropped by the control around.
             if any(isinstance(node, RepeatWhile) for node in distinct(program)):
                 values_before = values.with_active_rows()
             else:
@@ -338,7 +342,7 @@ class ReplicatedProgram(EngineProgram):
         before = [inner[v] for v in changed]
 
         def run() -> list[jax.Array]:
-            (self._unrecorded if replica else self._single).run_program(program, inner, live)
+            (self._unlogged if replica else self._single).run_program(program, inner, live)
             return [inner[v] for v in changed]
 
         # Decisions of a replica that is not active are not recorded.

@@ -39,7 +39,7 @@ from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A concatenation by its parts.
+    """A concatenation whose parts have their dimensions in the order of memory.
 
     Args:
         parts: views without dimensions of size 1, but for the axis.
@@ -126,14 +126,18 @@ Values = Mapping[Variable, jax.Array]
 
 
 def read_node(node: Node, values: Values) -> jax.Array:
-    """Return the elements of a node, as an array of its shape."""
+    """Return the elements of a node, as an array of its shape.
+
+    Affine parts are concatenated in the order of their memory, and the whole is transposed to the shape of the node, once
+    in place of once a part.
+    """
     if isinstance(node, Affine):
         return _read_affine(node, values[node.variable])
     if isinstance(node, Concat):
-        parts = joined(node)
-        if parts is not None:
-            array = lax.concatenate([read_node(part, values) for part in parts.parts], parts.axis)
-            return parts.view(array, node.shape)
+        in_memory_order = joined(node)
+        if in_memory_order is not None:
+            arrays = [read_node(part, values) for part in in_memory_order.parts]
+            return in_memory_order.view(lax.concatenate(arrays, in_memory_order.axis), node.shape)
         return lax.concatenate([read_node(part, values) for part in node.parts], node.axis)
     if isinstance(node, Reshaped):
         return lax.reshape(read_node(node.source, values), node.shape)

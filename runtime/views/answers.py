@@ -205,7 +205,9 @@ def _awaited_phase(profile: Figures, ipu: int) -> str | None:
     """Return the phase for which an IPU waits longest; None when it never waits."""
     cut = slices(profile.execution_trace)
     on_ipu = np.flatnonzero(cut.ipu == ipu)
-    waits = on_ipu[:-1][cut.phase[on_ipu[:-1]] == TRACE_PHASES.index("idle")]
+    # After its last slice an IPU waits for the end of the run, and for no phase.
+    before_last = on_ipu[:-1]
+    waits = before_last[cut.phase[before_last] == TRACE_PHASES.index("idle")]
     if not len(waits):
         return None
     work = profile.execution_trace.work[cut.span[waits]]
