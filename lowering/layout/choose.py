@@ -71,16 +71,18 @@ def choose(
     order = tuple(order)
     if 0 in shape:
         return empty_placement(shape)
-    # Operands from elsewhere are received whole on any grid, so that a trial would tell no grids apart.
-    by_estimate = work.is_exact or work.has_mapped_fields
-    num_trials = 1 if by_estimate else _MOST_TRIALS
+    # Trials (adding the operation to a graph of its own, which costs it) are for halos, whose cycles are estimates. Of
+    # an operand that is mapped already each tile receives its whole block on any grid: a trial ranks grids as the
+    # estimate.
+    ranks_as_trial = work.is_exact or work.has_mapped_fields
+    num_trials = 1 if ranks_as_trial else _MOST_TRIALS
     grids = even_grids(shape, order, graph.target.tiles_per_ipu)
     # The grids of lowest estimate, and the estimates.
     numbers, cycles = _rank_grids(shape, order, work, graph.target, graph.byte_cost_cycles, cost_after, num_trials)
     grid_placements = [grids.placement(n) for n in numbers]
     candidates = list(grid_placements)
     bounds = list(cycles)
-    is_exact = [by_estimate] * len(candidates)
+    needs_no_trial = [ranks_as_trial] * len(candidates)
     # Beside them the placements by which some operands do not move; their fields cost no exchange.
     for placement, unmoved in _fields_unmoved_by(graph, shape, order, work, operands).items():
         local_work = work.with_free(unmoved)
@@ -89,8 +91,8 @@ def choose(
         bounds.append(
             estimated_cycles(placement, local_work, cost_after, graph) - graph.byte_cost_cycles * unmoved_bytes
         )
-        is_exact.append(by_estimate or local_work.is_exact)
-    chosen = choose_cheapest(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), is_exact)
+        needs_no_trial.append(ranks_as_trial or local_work.is_exact)
+    chosen = choose_cheapest(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), needs_no_trial)
     # Only a grid may start at another tile: the placement of a mapped operand has its tiles.
     return _on_next_tiles(graph, chosen) if any(chosen is grid for grid in grid_placements) else chosen
 

@@ -159,7 +159,8 @@ class Work:
             row = row_of([span.extent for span in field.spans])
             is_fast = atom_bytes_of(row * field.element_bytes) == VECTOR_BYTES  # rows are whole vectors
             if field.source == "elsewhere":
-                # All of it arrives; only elements that are narrower than a vector are copied, slowly.
+                # The whole block arrives. Whole vectors are received in their place; rows that are no whole vectors
+                # arrive in a buffer, and are copied from it element by element.
                 needed = total_elements([span.lengths(block) for span in field.spans])
                 is_scattered = fewest_runs(field.spans, block) > 1
                 slow = slow + is_scattered * slow_copy_cycles(row, field.element_bytes, np.zeros_like(needed), needed)
@@ -208,12 +209,12 @@ class Work:
         # It is the innermost one that is cut: none from it on but itself.
         is_innermost = is_cut & (np.cumsum(is_cut[::-1], axis=0)[::-1] == 1)
         for field in fields:
-            # Dimensions along which a tile beside the owner of this field's block need not be the first.
-            # `repeats`: bool[dimensions, grids], along which several tiles read one block of the field.
+            # The owner of a block is the first of its readers: index 0 along the dimensions in which the block repeats.
+            # A tile on its bus has index 0 there as well, but any index along other cut dimensions and the innermost one.
             free_dims = (is_cut & ~field.repeats) | is_innermost
             beside_owner = field.beside_owner
             for other in fields:
-                # Of a block that is repeated along a free dimension another tile is the owner.
+                # It receives another field's block too, if its own index may be other than that of the block's owner.
                 is_receiving = ~other.repeats.any(0) | (other.repeats & free_dims).any(0)
                 beside_owner = beside_owner + np.where((other is not field) & is_receiving, other.beside_owner, 0)
             is_slower = field.last_tile < field.beside_owner

@@ -110,8 +110,8 @@ class Shares:
     def common(self, needed: np.ndarray, target: Target) -> Common:
         """Elements that all tiles of an exchange bus receive of a block with `needed` elements; 0 unless all read it.
 
-        They arrive once for all of these tiles. Results are for the bus of the block's owner, and for any other. Readers
-        of a block are consecutive tiles, and so fill whole buses; share k of a block is on its k-th reader.
+        They arrive once for all of these tiles. Results are for the bus of the block's owner, and for any other.
+        Readers of a block are consecutive tiles, and so fill whole buses; share k of a block is on its k-th reader.
         """
         tiles_per_bus = target.tiles_per_exchange_bus
         # Elements that tiles of the bus have already: nobody receives those from another bus.
@@ -124,8 +124,8 @@ class Shares:
                 self.parts == self.users,
             ],
             [0, needed, self.shortest + (tiles_per_bus - 1) * self.longest],
-            # Only the first readers have a share: the buses of the last ones have none. The bus in between decides, whose
-            # first tiles have one; 0 where the shares end with a bus.
+            # Only the first readers have a share: the buses of the last ones have none. The bus in between decides,
+            # whose first tiles have one; 0 where the shares end with a bus.
             self.parts % tiles_per_bus * self.longest,
         )
         shared = np.where(self.are_by_bus(target), np.maximum(needed - present, 0), 0)
@@ -211,8 +211,9 @@ def part_of_block(
     """
     ones = np.ones(grids.blocks.shape[1:], np.int64)
     needed = own_elements = runs = own_runs = ones
-    # From inner to outer dimensions: the runs of the part that they span. While each of them is read by one whole block
-    # that part is contiguous, and runs end only where the owner changes; after that, with each index.
+    # From inner to outer dimensions: the contiguous runs that they span. As long as a tile owns all that it reads of
+    # each inner dimension, and skips nothing, its part is one run, and a run ends only where the owner changes; from
+    # the first dimension on of which it owns less, each index of an outer dimension begins a run.
     is_contiguous = ones.astype(bool)
     for dim, span in reversed(list(enumerate(spans))):
         length = own_length = span.lengths(block)
@@ -220,7 +221,8 @@ def part_of_block(
             blocks = grids.blocks[span.axis]
             # Elements up to those at which the next block begins to read.
             own_length = np.minimum(length, -(-span.stride * block[span.axis] // span.divisor))
-            # Of two blocks each has a neighbour on one side alone: what lies before the first is padding.
+            # Of two blocks the first one stands for both: the halo before it is padding, which is neither read nor
+            # owned, and the halo behind it belongs to the second.
             padding = np.where(blocks == 2, max(0, -span.offset), 0)
             length = np.maximum(length - padding, 1)
             own_length = np.maximum(own_length - padding, 1)

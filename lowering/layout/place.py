@@ -35,8 +35,9 @@ from ipujax.runtime.tensor import (
 def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, tiles: int) -> Blocked:
     """Most even grid of blocks, one a tile, over at most `tiles` tiles, with at least `MIN_BYTES_PER_TILE` a block.
 
-    A row of fewer bytes is not cut, because it would move in small pieces; unless nothing else can be cut, or blocks
-    stay small anyway.
+    A row, all points that differ in the inner dimensions alone, of fewer bytes is not cut, because it would move in
+    small pieces; but it is if blocks would otherwise be larger than those whose readers share them
+    (`MOST_SHARED_BYTES`).
 
     Args:
         shape: extents of the index space.
@@ -49,7 +50,8 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
     blocks = max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE))
     between_rows = tuple(d for d in order if prod(shape[d + 1 :]) * block_bytes >= MIN_BYTES_PER_TILE)
     of_long_rows = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE)
-    # Between rows if that gives enough blocks; else inside of long rows too if that makes blocks small; else anywhere.
+    # Between rows if that gives a block a tile; else inside of long rows too, if that gives blocks of at most
+    # `MOST_SHARED_BYTES`; else anywhere.
     blocks_by_size = min(blocks, -(-prod(shape) * block_bytes // MOST_SHARED_BYTES))
     preferences = ((between_rows, blocks), (of_long_rows, blocks_by_size))
     order = next(

@@ -81,6 +81,8 @@ def gain_of(work: Work, copied: Copied, calls: int, costs: CallCosts) -> float:
     """
     if work.elements < _WORK_PER_ELEMENT * sum(copied.elements):
         return 0.0
+    # Copies are live during a call, as the temporary data of an operation are: a tile has `operation_bytes` for those
+    # anyway, and copies cost memory only beyond them.
     excess_bytes = max(0.0, copied.num_bytes / costs.num_tiles - costs.operation_bytes)
     return float(gain(work.code, len(copied.elements), calls, costs.byte_cost) - costs.byte_cost * excess_bytes)
 

@@ -134,11 +134,13 @@ class Run:
         ]
         call = new_jaxpr_eqn(list(self._operands_of_calls[number]), outvars, function_call_p, dict(params), frozenset())
         _, layers_of_runs = self._common_equations
+        # The call has the line of the run's first equation, the name scopes that all of its equations share, and notes
+        # of the layers (modules of the user's) that they belong to, by which profiles attribute its cycles.
         layers = layers_of_runs[number]
-        call_at_line = at_source_of(call, run[0], run, "", layers)
+        call_at_line = at_source_of(call, run[0], run, name="", layers=layers)
         if _program_part(run[0]) != _program_part(call_at_line):
-            # The common name stack has lost the stage or phase: keep the stack of the first equation.
-            call_at_line = at_source_of(call, run[0], run[:1], "", layers)
+            # The scopes in common have lost the stage or phase, which is a scope too: those of the first equation.
+            call_at_line = at_source_of(call, run[0], run[:1], name="", layers=layers)
         before = [run[n] for n in sorted(self._casts_before)]
         return [*before, call_at_line, *(run[n] for n in sorted(live_out.repeated))]
 
@@ -224,7 +226,7 @@ class Run:
             count = len(eqn.invars)
             pairs = zip(slots[:count], eqn.invars, strict=True)
             operands = [atom if slot is None else variables[slot] for slot, atom in pairs]
-            results = [variables[slot] for slot in slots[count:] if slot is not None]
+            results = [variables[slot] for slot in slots[count:] if slot is not None]  # literals alone have None
             eqns.append(eqn.replace(invars=operands, outvars=results))
         return eqns
 

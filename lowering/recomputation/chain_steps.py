@@ -92,8 +92,8 @@ class ChainSteps:
         last = len(self._starts) - 1
         operand_eqns = list(map(self._operand_equations, flow.gradient))
         step: dict[int, int] = {}  # number of an equation of the gradient → step
-        # Recomputed equations and constants: they depend on no gradient. Others are gradients even if their operands are
-        # constants: the gradient of a loss begins with one.
+        # Recomputed equations and constants: they depend on no gradient. Others are gradients even if their operands
+        # are constants: the gradient of a loss begins with one.
         gradient_free: set[int] = set()
         users: dict[int, list[int]] = {}
         # First each in the highest step in which all operands exist; the gradient runs the steps from last to first.

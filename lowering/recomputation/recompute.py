@@ -253,6 +253,8 @@ def recomputed_parts(
         cuts = between_layers(flow, cuts)
     steps = ChainSteps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
     if mode != "auto":
+        # PopART's standard mode does not repeat what follows the last cut before the loss: the gradient begins there at
+        # once. In a stage before the last, others run between forward and backward part.
         return replay(steps, _recompute_all(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
     # 0 bytes of the result: it is the loss, or sent on.
     plans = ChainPlans(steps.chain, 0, in_flight)

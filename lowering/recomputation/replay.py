@@ -81,7 +81,8 @@ class _Replay:
     def _latest(self, atom: Atom) -> Atom:
         """What an equation of the backward part is to read for an atom of the forward part: its latest recomputed copy.
 
-        Of a view it is the same view of that copy, which is added if there is none yet; an atom without copy stays.
+        Of a view it is the same view of that copy, which is added if there is none yet; an atom without copy stays, but
+        for a view that no forward equation defines: the gradient took it, and it is added where it is read.
         """
         if not isinstance(atom, Var):
             return atom

@@ -128,8 +128,8 @@ Values = Mapping[Variable, jax.Array]
 def read_node(node: Node, values: Values) -> jax.Array:
     """Return the elements of a node, as an array of its shape.
 
-    Affine parts are concatenated in the order of their memory, and the whole is transposed to the shape of the node, once
-    in place of once a part.
+    Affine parts are concatenated in the order of their memory, and the whole is transposed to the shape of the node,
+    once in place of once a part.
     """
     if isinstance(node, Affine):
         return _read_affine(node, values[node.variable])

@@ -277,8 +277,10 @@ _MOST_TIMES_SHARED = 1.25  # assumed: a slice by one worker may take so many tim
 def _form(graph: Graph, part: Tensor, dims: tuple[int, ...], placement: Blocked, slices_of_tile: int) -> _Form:
     """Return the faster form of slices of which a tile has several; a single one is shared.
 
-    They run at once if their compute sets are merged. Past the first cost per byte they may stay apart, as merged ones
-    need more memory: then none may be much slower alone.
+    In form "1d" all workers share the rows of a slice, in form "2d" a worker copies a whole slice. So those of form
+    "2d" run at once, if their compute sets are merged. A program that does not fit is lowered again at a higher cost
+    per byte than the first (`BYTE_COST_CYCLES`), and then compute sets may stay apart, as merged ones need more memory:
+    none may be much slower alone.
     """
     target = graph.target
     if slices_of_tile <= 1:

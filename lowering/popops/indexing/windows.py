@@ -208,6 +208,7 @@ def _window_codelet(
         monoid: "max", "min", "add" or "mul", for the cost.
         reducer: function of the blocks, the initial values and the `Windows` of these blocks.
     """
+    # One result an operand, with a start each; without starts one, of the last operand: the others select its elements.
     out_dtypes = start_dtypes or dtypes[-1:]
     depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)  # elements that are reduced to one
 
@@ -280,15 +281,17 @@ def select_and_scatter(
     def add(builder: Builder, placement: Blocked) -> Tensor:
         """Adds the vertices by a placement of cells: each reads the windows over its block, and `x` under those."""
         graph = builder.graph
-        place_operand(graph, x, cells, placement)  # without halos, which would be on several tiles
+        # `x` has the mapping of the result, whose blocks are cells, and each tile receives the halo of its block; a
+        # window over two blocks is mapped to the tile of the first.
+        place_operand(graph, x, cells, placement)
         place_operand(graph, source, windows_read, placement)
         for tensor in starts:
             map_linearly(graph, tensor)
         blocks = Blocked(*block_mapping(cells, placement))
         out = mapped_variable(graph, x.shape, x.dtype, builder.name, range(rank), blocks)
         axes = placed_axes(blocks)
-        source_dims, x_dims = _dims_under_windows(windows, axes)
-        fill = np.zeros((), x.dtype)
+        source_dims, x_dims = _dims_under_windows(windows, axes)  # appends axes of windows and halos
+        fill = np.zeros((), x.dtype)  # declares reads beyond the tensors, which the vertex cuts off
         accesses = (
             Access(source, source_dims, fill),
             Access(x, x_dims, fill),
@@ -362,7 +365,7 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
         state_bytes=48,
         code_bytes=900,
         takes=("pads", "shapes"),
-        compares="equality",
+        compares="equality",  # of the elements of a window with its largest one
         parts=parts,
     )
 
