@@ -210,7 +210,8 @@ class Work:
         is_innermost = is_cut & (np.cumsum(is_cut[::-1], axis=0)[::-1] == 1)
         for field in fields:
             # The owner of a block is the first of its readers: index 0 along the dimensions in which the block repeats.
-            # A tile on its bus has index 0 there as well, but any index along other cut dimensions and the innermost one.
+            # A tile on its bus has index 0 there as well, but any index along other cut dimensions and the innermost
+            # one.
             free_dims = (is_cut & ~field.repeats) | is_innermost
             beside_owner = field.beside_owner
             for other in fields:
