@@ -99,6 +99,7 @@ def partials_cost(
         is_run = slots_before > 1  # candidates with fewer stages have one slot by then
         depth = ceil_div(slots_before, slots_after)  # partial results that one element of the stage is the sum of
         share = np.where(is_run, longest_share(outputs, slots_before, slots_after, dtype, tiles), share)
+        # Start-up of single messages is left out: how many there are depends on the mapping, which is not known yet.
         receiving = receive_cycles(share * depth * element_bytes(dtype), shared_bytes=0, receives=0, target=target)
         adding = reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
         stage = superstep(target, receiving, compute_cycles=adding)
@@ -110,6 +111,7 @@ def partials_cost(
     putting = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=slow_cycles)
     compute += np.where(slots > 1, putting, 0)
     if out_dtype != dtype:
+        # A single partial result is the result itself, unless vertices accumulate in a wider dtype than it has.
         is_cast = element_bytes(dtype) > element_bytes(out_dtype)
         is_run = (slots > 1) | is_cast
         share = np.where(slots > 1, share, ceil_div(outputs, tiles))

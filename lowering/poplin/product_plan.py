@@ -209,7 +209,8 @@ def trial_plans(
     A trial adds a plan to a scratch graph and costs that. The estimate leaves out the cost of gathering scattered
     operands on a tile. So the plan of fewest tiles for each level of estimated cycles, up to a little more than the
     best, is tried: with its operands mapped block by block and, if they are unmapped, linearly. For a plan in steps
-    these are plans with equal steps, and plans in one.
+    these are plans with equal steps, plans in one, and the best plan whose steps are not a loop: it needs no stack, but
+    code for each step.
 
     Args:
         best: the plan of `plan_convolution`.

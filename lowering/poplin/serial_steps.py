@@ -72,6 +72,8 @@ def _stack_of(builder: Builder, operand: Tensor, dim: int, *, channel: int, step
     mapping = None if order is None else mapping_like(graph, order.of_variable(stack))
     if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:  # all parts are in one block, of two bounds
         return stack
+    # A part without data: the stack has its dtype, its order in memory, and for each slot its mapping. Nothing reads or
+    # writes it, so that it takes no memory.
     part_order = MemoryOrder.with_channels(stack.shape[1:], channel)
     part = part_order.of_view(graph.add_variable(part_order.variable_shape, operand.dtype, f"{builder.name}/part"))
     copy = new_stack(builder, part, steps)

@@ -67,7 +67,9 @@ def zeros_of_block(plan: Plan, windows: Sequence[Window], target: Target) -> int
             spatial[:rank], spec.strides, kernel, spec.rhs_dilation, spec.in_field, strict=True
         )
     ]
-    # Elements that the kernel gets along each dimension, and the input around its block.
+    # Elements that the kernel gets along each dimension, and the input around its block: as many as the kernel, and the
+    # padding of the convolution, which other vertices skip but these read as zeros. A block is at one end of the input
+    # (assumed), so the wider padding counts. A SLIC vertex (`is_wide`) reads zeros along all dimensions.
     added = [-width % multiple if multiple else 0 for width, multiple in zip(kernel, multiples, strict=True)]
     around = [
         n * dilation + (max(0, *window.padding) if multiple or kind.is_wide else 0)

@@ -207,6 +207,8 @@ def kept_layout(
         return evenness.worst, -evenness.tiles, len(piece_starts)
 
     kept = min(layouts, key=rank)
+    # The tiles are kept; only the elements of a tile are cut into rows, as vertices read repeated operands by
+    # dimension.
     has_repeated = not all(view.is_whole for view in views)
     return _in_rows(kept) if has_repeated and kept.shape == shape else kept
 
@@ -238,8 +240,8 @@ def _even_layouts(
 ) -> list[Layout]:
     """Even layouts: linear, or with reductions in blocks; where all values are reduced, also without cuts along axes.
 
-    Of blocks those whose fullest tile can hold them; if none can, all of them with `must_fit`, where callers compare
-    them with other layouts, else the first.
+    Of blocks those whose fullest tile can hold them. If none can: none with `must_fit`, where an operand has a layout
+    in which nothing is stored; else the first.
     """
     first_value = [*kernel.results, *(reduction.value for reduction in reductions)][0]
     dtype = kernel.dtype_of(first_value)

@@ -125,7 +125,7 @@ def _row_codelet(
         return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        """Rows or elements of a block, which workers share."""
+        """Rows or elements of the blocks of all operands, which workers share, as `cycles` counts them."""
         del target
         elements = total_elements(shapes[0]) * num_operands
         return elements // np.maximum(shapes[0][-1], 1) if reduces else elements
@@ -142,6 +142,7 @@ def _row_codelet(
         state_bytes=32,  # assumed, as the size of the code
         code_bytes=600,
         moves=not operates,
+        # A user's function may test equality, for which the engine computes its operands once, see `Codelet.compares`.
         compares="equality" if operates else "nothing",
         parts=parts,
         language="C++",

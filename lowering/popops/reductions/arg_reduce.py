@@ -99,7 +99,8 @@ def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind
     """
     result_dims = [d for d in range(x.ndim) if d != axis]
     axes = placed_axes(placement)
-    axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")  # for the engine, which reduces all of it at once
+    # Along an axis of kind "reduce" the engine may search all blocks at once: for the numbers the cuts do not count.
+    axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
     shape = tuple(x.shape[d] for d in result_dims)
     blocks = axes[axis].blocks
     if blocks == 1:
@@ -111,6 +112,7 @@ def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind
     # A pair for each block of the searched dimension, outermost, on the tile that computes it.
     cuts = (even_cuts(blocks, blocks), *(placement.cuts[d] for d in result_dims))
     mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *result_dims]))
+    # With a monoid the engine may search all blocks at once and store one slot, see `Variable.monoid`.
     values, indices = (
         builder.graph.add_variable((blocks, *shape), dtype, f"{builder.name}/partials", mapping, kind)
         for dtype in (x.dtype, index_dtype)

@@ -26,7 +26,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
 from ipujax.runtime.graph import Access, Builder, Dim, Graph, Term, element
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, blocked_mapping, even_cuts
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, even_cuts
 
 
 def num_slots(placement: Blocked, axes: Sequence[int]) -> int:
@@ -120,7 +120,7 @@ def _with_joined_dims(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[T
     mapping = mapping_like(graph, x)
     if isinstance(mapping, Blocked):
         return x, axes
-    if isinstance(mapping, Flat) and len(axes) == x.ndim:
+    if not x.ndim:
         return x.flatten(), (0,)
     sizes: list[int] = []
     is_reduced: list[bool] = []
