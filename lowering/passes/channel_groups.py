@@ -90,10 +90,12 @@ def _values_with_equal_columns(eqn: JaxprEqn) -> list[tuple[Atom, Atom]]:
     if record.is_elementwise or name == "optimization_barrier":
         pairs = [(atom, out) for out in eqn.outvars for atom in eqn.invars]
         return [(atom, out) for atom, out in pairs if _matrix_shape(atom) == _matrix_shape(out)]
+    # A transposed matrix keeps its groups, which are then of its rows: products read them along either dimension.
     if record.view == "permuted":
         ((operand,), (result,)) = eqn.invars, eqn.outvars
         is_matrix_kept = sorted(_matrix_shape(operand) or ()) == sorted(_matrix_shape(result) or ())
         return [(operand, result)] if is_matrix_kept else []
+    # Parts of whole columns keep them, and parts along the columns have a part of the groups.
     if name in ("slice", "split", "concatenate"):
         return [(eqn.invars[0], atom) for atom in (*eqn.invars, *eqn.outvars)]
     if record.view == "in order" or name in _KEEPING_ROWS:

@@ -70,6 +70,8 @@ def cse(
         kept_apart: list to which equations are appended that are repeated, as the earlier results would live too long.
     """
     is_staged = has_stages(jaxpr.jaxpr)
+    # Stages that are searched cut the equations later: joined ones could be read by two stages, which sends their
+    # value.
     if is_micro_batch and not is_staged:
         return jaxpr
 

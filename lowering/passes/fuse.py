@@ -291,7 +291,7 @@ def _group_key(eqn: JaxprEqn) -> Hashable | None:
     has_scalar_literals = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
     # A reduction over single elements is a view, and one without elements is a constant.
     reduces = not is_reduction or (prod(shape) > 0 and any(shape[d] != 1 for d in eqn.params["axes"]))
-    name = stage_name(eqn)  # without its stage: places tell IPUs apart
+    name = stage_name(eqn)  # its stage does not count: callers add the IPU of the equation to the key
     separation = name.is_backward, name.is_recomputed, phase_of(eqn)
     return (index_space(shape), separation) if fits and is_plain and has_scalar_literals and reduces else None
 

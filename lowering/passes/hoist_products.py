@@ -155,11 +155,11 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
     movable = _Movable(once=set(body.invars[constants]), by_row=set(body.invars[stacks]))
     eqns = list[JaxprEqn]()
     for original in body.eqns:
-        for eqn in _by_part(original, movable, most_bytes):
+        for eqn in _with_split_product(original, movable, most_bytes):
             eqns.append(eqn)
             if may_move(eqn) and movable.holds(eqn.invars) and is_cheap_to_keep(eqn, most_bytes):
                 movable.add(eqn)
-            elif eqn.primitive.name == "concatenate":
+            elif eqn.primitive.name == "concatenate":  # a product of it with a constant may be split, see above
                 movable.concatenations[eqn.outvars[0]] = eqn
     hoisted = _hoisted_equations(eqns, movable)
     if not hoisted or scan.params["length"] < 2:
@@ -170,7 +170,7 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
     return before.split(hoisted)
 
 
-def _by_part(eqn: JaxprEqn, movable: _Movable, most_bytes: float) -> list[JaxprEqn]:
+def _with_split_product(eqn: JaxprEqn, movable: _Movable, most_bytes: float) -> list[JaxprEqn]:
     """A product of [x, h] with a constant as the sum of those of x and of h, where one may move; else itself."""
     lhs = eqn.invars[0] if eqn.primitive.name == "dot_general" else None
     joining = movable.concatenations.get(lhs) if isinstance(lhs, Var) else None

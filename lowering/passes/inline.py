@@ -128,9 +128,11 @@ class _Inliner:
         # Equations inside a function of a library get the line of the user's call of it. Call sites are followed only
         # to name layers, in the first pass of a model.
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
-        omitted = {} if self._sites is None else self._sites.omitted(jaxpr, of_library)
+        # Calls that are missing in the frames that JAX has recorded for an equation, by number of the equation.
+        omitted_calls = {} if self._sites is None else self._sites.omitted(jaxpr, of_library)
         for number, eqn in enumerate(jaxpr.eqns):
-            call_site = site if self._sites is None else self._sites.of(eqn, site, of_library, omitted.get(number))
+            omitted = omitted_calls.get(number)
+            call_site = site if self._sites is None else self._sites.of(eqn, site, of_library, omitted)
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [substituted(atom, env) for atom in eqn.invars]
             # `lax.platform_dependent`: with a literal index its branch is inlined like a call, next.

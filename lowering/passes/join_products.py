@@ -60,7 +60,14 @@ def join_products(
 
 
 def _with_shared_products(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[JaxprEqn]:
-    """The equations, those of a group at the place of its first."""
+    """The equations, with one product for each group of them, at the place of the group's first.
+
+    A group has the products of parts of one array, of equal shape, with the same right operand and parameters.
+
+    Args:
+        eqns: equations of a body.
+        most_bytes: upper bound of the bytes of a product's result on all tiles, which is live from there on.
+    """
     makers = {var: eqn for eqn in eqns for var in eqn.outvars}
     groups: dict[Hashable, list[JaxprEqn]] = defaultdict(list)
     for eqn in eqns:

@@ -39,6 +39,7 @@ _SOURCES = _STATE | _INPUT | _ACTIVATION | _GRADIENT
 _READ_BY_FORWARD = 16
 _READ_BY_UPDATE = 32
 _READERS = _READ_BY_FORWARD | _READ_BY_UPDATE
+_NO_FACTS = 0  # of a value that is computed from constants alone; of one that nothing reads
 
 _RESULTS_OF = {FORWARD: _ACTIVATION, RECOMPUTED: _ACTIVATION, BACKWARD: _GRADIENT}
 
@@ -56,7 +57,7 @@ def with_parts(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> ClosedJax
         written = {WEIGHTS, OPTIMISER_STATE, STATE}
         inputs = [_STATE if roles.get(var) in written else _INPUT for var in _program(jaxpr).jaxpr.invars]
     flow = _ValueFacts(jaxpr, inputs)
-    flow.read_backwards([0] * len(jaxpr.out_avals))
+    flow.read_backwards([_NO_FACTS] * len(jaxpr.out_avals))  # results are read by no part of the step
     return flow.rewritten(BACKWARD if is_micro_batch else UPDATE)
 
 
@@ -120,15 +121,15 @@ class _ValueFacts:
         return [self._facts_of(atom) for atom in self.jaxpr.jaxpr.outvars]
 
     def _facts_of(self, atom: Atom) -> int:
-        return self.facts.get(atom, 0) if isinstance(atom, Var) else 0
+        return self.facts.get(atom, _NO_FACTS) if isinstance(atom, Var) else _NO_FACTS
 
     def _facts_of_any(self, atoms: Sequence[Atom]) -> int:
-        return reduce(or_, map(self._facts_of, atoms), 0)
+        return reduce(or_, map(self._facts_of, atoms), _NO_FACTS)
 
     def _add_facts(self, atoms: Sequence[Atom], facts: Sequence[int]) -> None:
         for atom, fact in zip(atoms, facts, strict=True):
             if isinstance(atom, Var):
-                self.facts[atom] = self.facts.get(atom, 0) | fact
+                self.facts[atom] = self.facts.get(atom, _NO_FACTS) | fact
 
     def _follow_bodies(self, number: int, eqn: JaxprEqn) -> None:
         """Find the facts of values inside an equation with a gradient in its bodies, and so those of its results.
@@ -143,8 +144,9 @@ class _ValueFacts:
             # What each input of the body is computed from: input, state, activation, gradient.
             inputs = [self._facts_of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
             if is_loop:
-                # An iteration's activations and gradients are those that it computes itself: others are inputs to it.
-                inputs = [fact if fact in (0, _STATE) else _INPUT for fact in inputs]
+                # An iteration's activations and gradients are those that it computes itself: others are inputs to it,
+                # and so is what is computed from state and from something else.
+                inputs = [fact if fact in (_NO_FACTS, _STATE) else _INPUT for fact in inputs]
                 # A carry that an iteration computes from gradients is state of the next: followed once to find these.
                 updated = _ValueFacts(body.jaxpr, inputs).results[body.results.carries]
                 inputs[body.inputs.carries] = [
@@ -170,12 +172,13 @@ class _ValueFacts:
                     inside.read_backwards([self._facts_of(var) & _READERS for var in eqn.outvars])
                     if eqn.primitive.name in LOOPS:  # the next iteration reads what this one carries
                         carried = inside.readers_of_inputs(body.inputs.carries)
-                        stacks = [0] * (body.results.stacks.stop - body.results.stacks.start)
+                        stacks = [_NO_FACTS] * (body.results.stacks.stop - body.results.stacks.start)
                         inside.read_backwards([*carried, *stacks])
                     self._add_facts(body.of_operands(eqn.invars), inside.readers_of_inputs(slice(None)))
                 continue
             part = self.part(number, of_gradients=UPDATE)
-            # What an equation of no part reads is read by the readers of its results.
+            # What an equation of no part reads is read by the readers of its results. What a gradient reads counts as
+            # read by the forward part: an activation, which that part computes.
             readers_of_results = self._facts_of_any(eqn.outvars) & _READERS
             reader = {"": readers_of_results, UPDATE: _READ_BY_UPDATE}.get(part, _READ_BY_FORWARD)
             self._add_facts(eqn.invars, [reader] * len(eqn.invars))
@@ -223,8 +226,9 @@ class _ValueFacts:
     def _rewritten_region(self, number: int, eqn: JaxprEqn, of_gradients: str) -> JaxprEqn:
         """Return an equation with gradients in its bodies, their equations with parts in notes.
 
-        Its own part is plumbing: to control a loop or a branch is of none of the parts inside. `of_gradients` is as of
-        `part`; a loop decides by itself.
+        Its own part is plumbing: to control a loop or a branch is of none of the parts inside. `of_gradients` is the
+        part of what is computed from gradients there, update or backward; inside of a loop its method of that name
+        tells.
         """
         if eqn.primitive.name == PIPELINE:  # its micro-batch gets parts when it is cut into stages
             return with_part(eqn, PLUMBING)

@@ -102,7 +102,8 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
 def _overwrite(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, *, in_place: bool) -> Tensor:
     """`x` itself if `in_place`, else a copy, with a block overwritten by the cheapest plan.
 
-    If there is no plan, a copy is updated by index along a dimension too long, never in place.
+    There is no plan if rows along some dimension are too long for a tile, and too few tiles have look-ups: then a copy
+    is updated by index along that dimension, as a scatter, never in place.
 
     Args:
         ctx: the equation.
@@ -171,6 +172,9 @@ def _with_part(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
 
 def _add_by_cheapest(ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Builder, Plan], Tensor]) -> Tensor:
     """Adds an operation by the plan with the lowest cost; returns its result.
+
+    The cost is in cycles, of which a byte has its cost, divided by the iterations of the loops around: these need
+    memory once, and cycles each time. The plan decides by the same cost between forms of its vertices.
 
     Args:
         ctx: the equation.

@@ -290,7 +290,8 @@ def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Te
     spec, table, updates, view_result = scatter_in_memory_order(spec, table, updates)
     with _byte_cost(ctx.graph, indices):
         plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
-        # Tiles would need all updates: find the last of each row first, or go in steps.
+        # Each tile would need all updates at once, more than it can hold: find the last update of each row first, so
+        # that at most one a row remains, or go through the updates in steps.
         if plan.has_too_many_updates and can_find_last(spec):
             (out,) = lower_array_function(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
             return view_result(out)

@@ -158,13 +158,16 @@ def _place_problems(
         those of one vertex take at most half a tile. A single problem runs on one tile, and they stay where they are.
     """
     if prod(problems) == 1:
+        # Compute sets of single vertices are on different tiles, so that none is filled by all of them: a stride for
+        # each compute set so far.
         tile = len(graph.groups) * _TILE_STRIDE % graph.target.tiles_per_ipu
         return blocked_mapping([even_cuts(1, 1)] * len(problems), np.full((1,) * len(problems), tile, np.int32)), False
     rows = tuple(tuple(spans(shape, tensor_dims)) for shape, tensor_dims in zip(shapes, dims, strict=True))
     read = [FieldUse(row, source_of(graph, x)) for row, x in zip(rows, operands, strict=False)]
     written = [FieldUse(row) for row in rows[len(operands) :]]
     work = Work(codelet, (*read, *written))
-    placement = choose(graph, problems, range(len(problems)), work, operands, lambda *_: None)  # no halo, so no trial
+    # `choose` adds the operation to scratch graphs only where blocks overlap (halos); those of problems do not.
+    placement = choose(graph, problems, range(len(problems)), work, operands, lambda *_: None)
     longest = np.array([np.diff(cut).max() for cut in placement.cuts])
     elements = [prod(int(span.lengths(longest)) for span in row) for row in rows]
     block_bytes = sum(n * element_bytes(field.dtype) for n, field in zip(elements, codelet.fields, strict=True))
@@ -241,6 +244,7 @@ def _fallback_codelet(
         results = result if primitive.multiple_results else [result]
         return tuple(value for n, value in enumerate(results, num_operands) if n in connected)
 
+    # An opaque call of a library names the primitive whose work its own is like.
     operations_an_element, counted = _estimated_work(
         params.get("work_of", primitive.name), params, shapes, dims, connected
     )
@@ -266,9 +270,9 @@ def _fallback_codelet(
         tuple(fields),
         compute,
         cycles,
-        state_bytes=64,
+        state_bytes=64,  # assumed: pointers and lengths of the fields
         code_bytes=_CODE_BYTES,
-        compares="equality",
+        compares="equality",  # not known: the engine then computes operands once, see `Codelet.compares`
         flops=operations,
         language="C++",
         is_priced=is_priced,
@@ -278,7 +282,9 @@ def _fallback_codelet(
 def _estimated_work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
 ) -> tuple[float, list[int]]:
-    """Estimated operations an element, and the numbers of the fields whose largest block has these elements.
+    """Estimated operations for an element, and the fields, by number, of whose blocks the largest tells the elements.
+
+    Of a primitive that solves each column of its last operand by itself, these are that operand and the result.
 
     Args:
         name: primitive.

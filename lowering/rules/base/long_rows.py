@@ -43,12 +43,13 @@ def parts_of(
     row_length = shape[axis]
     row_bytes = row_length * sum(map(element_bytes, dtypes))
     usable_bytes = target.operation_bytes
-    if row_length < 4:
+    if row_length < 4:  # two parts of two elements
         return 1
     # Combining the ends of parts is work too: no more parts than the root of the row's length.
     tiles_per_row = target.tiles_per_ipu // (prod(shape) // row_length) if row_length >= _LONG else 1
     parts_for_idle_tiles = max(1, min(most_parts or row_length, tiles_per_row, 1 << int(log2(row_length)) // 2))
-    # Two parts at a time are on a tile, as when they are merged; each has two elements at least.
+    # A row that fits in one part is computed in place, beside its result. Parts are merged two at a time, and then a
+    # tile has `_COPIES` of both; each has two elements at least.
     fits = 2 * row_bytes <= usable_bytes
     parts_to_fit = 1.0 if fits else min(row_length / 2, max(2.0, 2 * _COPIES * row_bytes / usable_bytes))
     return max(1 << int(log2(parts_for_idle_tiles)), 1 << ceil(log2(parts_to_fit)))

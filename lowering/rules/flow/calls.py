@@ -42,6 +42,7 @@ def function_call_rule(
     lowered = ctx.functions[key]
     if ctx.later is not None:
         ctx.later.copy_before_call(graph, lowered.owned_results, prog)
+    # A call of several layers: operands are copied for the first of them, results for the last.
     with graph.debug_origin(_in_layer(graph.origin, 0)):
         for number, (operand, tensor, is_fixed) in enumerate(zip(arguments, lowered.operands, fixed, strict=True)):
             if not is_fixed:
@@ -51,6 +52,7 @@ def function_call_rule(
     outs = []
     with graph.debug_origin(_in_layer(graph.origin, -1)):
         for number, tensor in enumerate(lowered.results):
+            # Where later reads are unknown (`ctx.later` is None), results are copied.
             is_read_in_place = ctx.later is not None and set(lowered.owned_results).issuperset(tensor.variables())
             if is_read_in_place or isinstance(ctx.equation.outvars[number], DropVar):
                 outs.append(tensor)

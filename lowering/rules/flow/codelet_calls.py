@@ -47,6 +47,7 @@ def _compute(
         return result if isinstance(result, tuple) else (result,)
 
     if not any(stacked):
+        assert num_vertices == 1, "several vertices have rows of their own"
         return [value[None] for value in vertex(*operands)]
     return list(jax.vmap(vertex, [0 if rows else None for rows in stacked])(*operands))
 
@@ -192,6 +193,8 @@ def rows_group(
     axes = (Axis("vertex", even_cuts(len(tile), len(tile))), *(Axis(f"n{n}", even_cuts(n, 1)) for _, n in block_dims))
     accesses = []
     for (tensor, has_rows), shape in zip(connected, shapes, strict=True):
+        # A vertex sees the elements along the axes of its shape; of axis "vertex" its own row, a number, which is no
+        # dimension of what it sees.
         dims = tuple(element(1 + block_dims.index(dim)) for dim in enumerate(shape))
         accesses.append(Access(tensor, (block(0), *dims) if has_rows else dims))
     grid = tile.reshape(-1, *(1 for _ in block_dims))

@@ -271,6 +271,7 @@ def _store_slices(
         elif state is not None:
             map_linearly(ctx.graph, value)
             map_like(ctx.graph, state, value)
+            # On other tiles than the state, which the first vertices of an iteration leave idle.
             stack = new_stack(ctx.builder, state, len(slots), is_elsewhere=True)
             pushed_later.append((stack, state))
             last_steps.append(Copy(state, stack[slots[-1]], f"{ctx.name}/push", ctx.graph.origin))
@@ -347,7 +348,8 @@ def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor
             states.append(place)
         else:
             # A loop over micro-batches begins with cleared accumulators of gradients. PopART clears them in the
-            # fragment of its optimisers, so their copy counts as a part of the update, not of the loop.
+            # fragment of its optimisers, so their copy counts as a part of the update, not of the loop. Such a loop has
+            # whole forward and backward parts inside, and so is plumbing; one within a backward part has that part.
             is_accumulator = ctx.result_roles[n] == GRADIENTS and ctx.graph.origin.part == PLUMBING
             origin = replace(ctx.graph.origin, part=UPDATE) if is_accumulator else ctx.graph.origin
             with ctx.graph.debug_origin(origin):

@@ -37,7 +37,7 @@ def fused_parts(
 ) -> tuple[VertexPart, ...]:
     """Parts of a fused vertex, one for each equation that it computes, among which a profile divides its cycles.
 
-    Empty if all equations have one line and layer, to which all cycles belong.
+    Empty if all equations have one line, layer and part of the training step, to which all cycles belong.
 
     Args:
         fused: the fused equation.
@@ -45,8 +45,10 @@ def fused_parts(
         origin: origin of the vertex.
         target: the machine, for the weights of parts.
     """
+    # The layer around the fused equation: `origin_of` adds that of each equation to it.
     outer_layer = origin.layer.removesuffix(layer_of(fused)).rstrip("/")
     origins = [origin_of(eqn, replace(origin, layer=outer_layer)) for eqn, _ in computing]
+    # Origins of one line are equal, whatever their layer and part of the training step.
     if len({(origin, origin.layer, origin.part) for origin in origins}) < 2:
         return ()
     return tuple(

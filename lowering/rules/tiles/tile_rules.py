@@ -82,7 +82,8 @@ def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> Til
         cycles=partial(_cycles_of_steps, _step_costs(graph, program, costs)),
         scratch_bytes=max(0, live_bytes - connected_bytes),
         code_bytes=sum(codelets.values()),
-        is_priced=not data_loops(program),
+        is_priced=not data_loops(program),  # trip counts that depend on data are not known
+        # Whether cycles can be computed for arrays of machines at once, or for one machine after another.
         costed_by="arrays" if all(codelet.costed_by == "arrays" for codelet in codelets) else "machine",
     )
 
@@ -332,7 +333,7 @@ def _tile_map_codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
         code_bytes=cost.code_bytes,
         is_priced=cost.is_priced,
         costed_by=cost.costed_by,
-        compares="equality",
+        compares="equality",  # the user's function may: the engine computes operands once, see `Codelet.compares`
     )
 
 
