@@ -79,12 +79,14 @@ class ArgumentFlow:
     def _walk_equations(self, jaxpr: Jaxpr, dependences: dict[Var, Dependence]) -> list[Dependence]:
         """Return for each result of a jaxpr the arguments of the program, and whether gradients, that it depends on.
 
-        An equation of a gradient, one with a part of training, ends the dependence on arguments, which are noted as
-        differentiated; its results depend on a gradient if their operands do or it is of the backward pass.
+            An equation of a gradient, one with a part of training, ends the dependence on arguments, which are noted as
+            differentiated; its results depend on a gradient if their operands do or it is of the backward pass.
+            Dependence by
+        element, of a value that may be an argument's new value, goes on through all equations.
 
-        Args:
-            jaxpr: the jaxpr.
-            dependences: those of its inputs; updated: gets those of all values.
+            Args:
+                jaxpr: the jaxpr.
+                dependences: those of its inputs; updated: gets those of all values.
         """
         for eqn in jaxpr.eqns:
             part = part_of_name(name_stack(eqn))

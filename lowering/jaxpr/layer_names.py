@@ -143,6 +143,8 @@ class LayerNames:
         self.layers = [""] * len(equations)
         # The order of the steps counts: each matches its equations with the groups that those before it have added.
         forward, recomputed, backward = self._split_parts(is_gradient=gradient is not None)
+        # Constants, which JAX traces again where a gradient needs them, are not in the order of the others: their layer
+        # is that of a group at the same place, as of recomputed equations.
         in_order, constants = self._split_constants(forward)
         self._name_forward(in_order)
         self._sources = gradient.forward if gradient is not None else ()

@@ -137,7 +137,7 @@ class _PathText:
         if self.numbers and self._numbering is not None:
             position = self._numbering.around_loop  # number of scopes around the loop that numbers
             opens_scope = self._numbering.opens_scope
-            if position is None:  # the last scope is inside the loop
+            if position is None:  # unknown: the innermost scope is assumed inside the loop
                 position = max(len(self._scopes) - 1, 0)
                 opens_scope = self._used < len(self._scopes)
             self._add_scopes(position)
@@ -308,8 +308,11 @@ class _WithBlocks:
     """
 
     def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
-        # Blocks of each call of an equation; most calls are in none.
+        # By runs of the calls around an equation, for each call within `with` blocks its code and the keys of these
+        # blocks, see `_blocks_of`: run of the function, iterations of its loops, offsets of the blocks from the
+        # outermost on.
         self._blocks: dict[RunStates, list[tuple[CodeType, list[tuple[Hashable, ...]]]]] = {}
+        # By block the scopes that all equations inside of it have in common: those around it, and the one it opens.
         self._prefixes: dict[tuple[Hashable, ...], Scopes] = {}
         for (states, scopes), functions in codes.items():
             if states not in self._blocks:
@@ -341,7 +344,8 @@ class _WithBlocks:
             for depth, block in enumerate(blocks, 1):
                 prefix = self._prefixes[block]
                 alike = self._numbers[block[:-1], prefix]
-                # A block that opens no scope, as `ipu.stage`, has the prefix of its surroundings.
+                # A block that opens a scope adds one to its prefix, and names it by a constant of the function's code.
+                # One that opens none, as `ipu.stage`, has the prefix of its surroundings.
                 if len(alike) > 1 and len(prefix) >= depth and prefix[-1] in code.co_consts:
                     numbered[len(prefix) - 1] += f"[{alike.index(block)}]"
         return tuple(numbered)

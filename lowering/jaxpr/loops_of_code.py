@@ -87,6 +87,7 @@ def _protected_ranges(code: CodeType) -> tuple[_ProtectedRange, ...]:
     ranges = list[_ProtectedRange]()
     # The fourth number of each range is not needed.
     for start, length, handler in zip(numbers[::4], numbers[1::4], numbers[2::4], strict=True):
+        # A handler begins with PUSH_EXC_INFO; that of a `with` block goes on with WITH_EXCEPT_START.
         is_with = code.co_code[2 * handler + 2] == _ENDS_WITH
         ranges.append(_ProtectedRange(2 * start, 2 * (start + length), 2 * handler, is_with))
     return tuple(ranges)

@@ -103,7 +103,8 @@ def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list
         defined = {var for eqn in (*group.eqns, *following.eqns) for var in eqn.outvars}
         loads = [eqn for eqn in following.eqns if _is_load(eqn) and eqn.invars[0] not in defined]
         early_loads = loads if io_tiles is None else _beyond_room(loads, io_tiles)
-        # Behind the first equation that computes; behind all if none does, or there is nothing to load.
+        # Behind the first equation that computes, so that they move while this IPU computes, and after what it loads
+        # for that; behind all if none does, or there is nothing to load.
         end = 1 + next((n for n, eqn in enumerate(remaining) if _computes(eqn)), len(remaining) - 1)
         if not early_loads:
             end = len(remaining)

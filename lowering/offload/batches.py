@@ -70,6 +70,7 @@ class Batch:
 
     def can_add(self, eqn: JaxprEqn) -> bool:
         """True if the next equation may join, in the order in which the batch runs."""
+        # The last store may exceed the limit, as its value is on the tiles anyway; a load may not: it needs memory.
         is_full = self._stored_bytes > self._max_batch_bytes
         # Stores run last, so nothing in the batch can read what they store.
         if is_full or any(var in self._stored for var in variables_read(eqn)):

@@ -59,6 +59,7 @@ def check_room(eqns: Iterable[JaxprEqn], io_tiles: IoTiles) -> None:
     Raises:
         ArgumentError: with the line of a load that they would have to move too.
     """
+    # With all memory that a tile may have: what is refused here has room by no plan.
     io_tiles = replace(io_tiles, tile_bytes=io_tiles.most_bytes)
     loads = [eqn for eqn in eqns if eqn.primitive is remote_load_p and phase_of(eqn) is not None]
     total_bytes = sum(map(moved_bytes, loads))

@@ -109,7 +109,7 @@ class _MemorySpaceRewrite:
         """
         operands = [substituted(atom, self._new_value) for atom in eqn.invars]
         outvars = [self._variable_on_device(var) for var in eqn.outvars]
-        is_batched = _is_batched_loop(eqn)
+        is_batched = _is_batched_loop(eqn)  # a loop over a batch, by `jax.vmap`
         new_eqn = with_inner(eqn, self._rewrite_inner)
         new_eqn = with_inner(new_eqn, _without_puts) if is_batched else new_eqn
         self._eqns.append(new_eqn.replace(invars=operands, outvars=outvars))
@@ -146,7 +146,10 @@ class _MemorySpaceRewrite:
 
 
 def _is_batched_loop(eqn: JaxprEqn) -> bool:
-    """True if a loop runs over a batch, until its last element ends: its state stays on chip."""
+    """True if a loop was batched by `jax.vmap`: its condition is an array, and it runs until the last element ends.
+
+    Its state stays on chip: each iteration selects the new state of those elements alone that still run.
+    """
     return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)
 
 

@@ -165,6 +165,9 @@ def _leading_rows(value: Atom) -> set[int]:
 def could_stream_loops(trace: ClosedJaxpr, before: ClosedJaxpr) -> bool:
     """True if loops read arguments by rows, or stack results, that are not streamed already.
 
+    A program that does not fit is then compiled again with streamed loops. Arguments are judged in the traced function,
+    before passes change how they are read.
+
     Args:
         trace: the traced function.
         before: the function before this pass.
@@ -183,7 +186,10 @@ def sends_results(body: Jaxpr) -> list[bool]:
 
 
 def _is_sent(atom: Atom, definition: Mapping[Var, JaxprEqn]) -> bool:
-    """True if a value is such a stack; `definition` has the equation that defines each value."""
+    """True if a value is a stack, or a reshaped one, that a pipeline or a loop stores off chip by rows.
+
+    `definition` has the equation that defines each value. A pipeline has no entry in `sent` if it stores none.
+    """
     eqn = definition.get(atom) if isinstance(atom, Var) else None
     if eqn is None:
         return False

@@ -51,7 +51,11 @@ from ipujax.runtime.errors import ArgumentError
 
 
 def depth_first(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
-    """The equations, with the update of one parameter after that of another; `results` are the program's."""
+    """The equations, those behind the last gradient in another order: the update of one parameter after the other.
+
+    So the state of one parameter is loaded, updated and stored before that of the next, and is never on the tiles with
+    all others. An update with effects keeps its order. `results` are the program's.
+    """
     start = 1 + max((n for n, eqn in enumerate(eqns) if _is_gradient(eqn)), default=len(eqns) - 1)
     update = eqns[start:]
     if any(without_axes(eqn.effects) for eqn in update):
@@ -206,7 +210,9 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
     def rewrite_body(jaxpr: ClosedJaxpr, memory: BodyMemory) -> ClosedJaxpr:
         """Adds the loads and stores of a body to values that stay in streaming memory around it."""
         body, _ = _without_puts(jaxpr.jaxpr)
-        hosted = {body.invars[n]: False for n in memory.inputs}  # False: not in channel groups on tiles
+        # Inputs in streaming memory, none in channel groups on tiles. All of them stay there, as what a user has put on
+        # the host (`hosted`): a body loads what it reads, in each iteration.
+        remote = dict.fromkeys((body.invars[n] for n in memory.inputs), False)
         inputs = [memory.input_of_result.get(result) for result in range(len(body.outvars))]
         destinations = [None if n is None else body.invars[n] for n in inputs]
         # A body is in one step of phases.
@@ -215,8 +221,8 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
         values = StagedValues(
             steps=steps,
             outvars=body.outvars,
-            remote=hosted,
-            hosted=hosted,
+            remote=remote,
+            hosted=list(remote),
             destinations=destinations,
             is_put=[False] * len(destinations),  # what the body puts has a destination, or is a row, see below
             is_sent=[False] * len(destinations),

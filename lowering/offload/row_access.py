@@ -87,7 +87,8 @@ def _is_by_rows(eqn: JaxprEqn, windows: _Windows) -> bool:
     if windows.indexed != (0,) and (0 not in windows.indexed or windows.mode == _DROPS):
         return False  # in other dimensions an index clamps to 0, but in this mode another than 0 drops the row
     rows_of_window = windows.sizes[0]
-    # Windows of several rows: only if all are half of the table or less, and sums of them at one index only.
+    # Windows of several rows: only if all are half of the table or less, as more move about as much as the whole table;
+    # and sums of them at one index only, as windows at several may have rows in common.
     may_have_several = windows.count == 1 or eqn.primitive.name not in _SUMS
     is_half_or_less = 0 < 2 * windows.count * rows_of_window <= table[0]
     return rows_of_window == 1 or (is_half_or_less and may_have_several)

@@ -159,6 +159,7 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
             results = [instances.take_local(x) for x in form.compute(all_operands, replicas.count)]
         # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
         return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
+    # A call that several neighbouring replicas share is run once for each group of them.
     if eqn.primitive is call_once_p and operands:
         return calls_of_groups(operands, **eqn.params)
     if replicas.count == 1 and not has_collective(eqn):
