@@ -75,7 +75,7 @@ def _rows_read(blocks: Blocks) -> list[Any]:
     split_dims = [d for d in numbers.start_index_map if blocks.axes.get(d)]
     if not split_dims:
         return blocks.bind()
-    local = _local_rows(blocks, indices, numbers.start_index_map, split_dims, eqn.params["mode"])
+    local = _local_rows(blocks, indices, numbers.start_index_map, eqn.params["slice_sizes"])
     # Local indices are clipped, not in the order of the whole ones, and those of other devices' rows may coincide.
     changes = {"mode": lax.GatherScatterMode.CLIP, "indices_are_sorted": False, "unique_indices": False}
     (rows,) = blocks.bind(operand, local.indices, **changes)
@@ -115,33 +115,34 @@ class _LocalRows(NamedTuple):
 
 
 def _local_rows(
-    blocks: Blocks, indices: jax.Array, indexed_dims: Sequence[int], split_dims: Sequence[int], mode: Any
+    blocks: Blocks, indices: jax.Array, indexed_dims: Sequence[int], window_shape: Sequence[int]
 ) -> _LocalRows:
     """Lookups by the device's own rows.
+
+    The mode of the equation, what becomes of lookups outside of the table, is applied here, to all indexed dimensions.
 
     Args:
         blocks: a gather or a scatter, whose first operand is the table.
         indices: int[*lookups, dims], indices into the whole table.
         indexed_dims: dimension of the table that each column of `indices` indexes.
-        split_dims: those of them that are split over devices.
-        mode: how the equation treats rows outside of the table.
+        window_shape: extents of the window of a lookup in the table; 1 along dimensions that are split over devices.
     """
     table_shape = shapes(blocks.eqn.invars)[0]
-    columns = [indices[..., n] for n in range(len(indexed_dims))]
+    columns: list[jax.Array] = []
     lookups_shape = indices.shape[:-1]
     are_own = jnp.ones(lookups_shape, bool)
     are_outside = jnp.zeros(lookups_shape, bool)
-    for dim in split_dims:
-        column = indexed_dims.index(dim)
-        row = columns[column]
-        size = table_shape[dim]
-        if mode in _CLIPS:
-            row = jnp.clip(row, 0, size - 1)
-        are_outside |= (row < 0) | (row >= size)
-        local_size = size // blocks.mesh.size(blocks.axes[dim])  # rows of each device
-        row = row - (index_along(blocks.axes[dim], blocks.mesh) * local_size).astype(row.dtype)
-        are_own &= (row >= 0) & (row < local_size)
-        columns[column] = row
+    for column, dim in enumerate(indexed_dims):
+        row = indices[..., column]
+        last = table_shape[dim] - window_shape[dim]
+        if blocks.eqn.params["mode"] in _CLIPS:
+            row = jnp.clip(row, 0, last)
+        are_outside |= (row < 0) | (row > last)
+        if axes := blocks.axes.get(dim):
+            local_size = table_shape[dim] // blocks.mesh.size(axes)  # rows of each device
+            row = row - (index_along(axes, blocks.mesh) * local_size).astype(row.dtype)
+            are_own &= (row >= 0) & (row < local_size)
+        columns.append(row)
     return _LocalRows(jnp.stack(columns, -1), are_own & ~are_outside, are_outside)
 
 
@@ -157,7 +158,7 @@ def _rows_written(blocks: Blocks) -> list[Any]:
     split_dims = [d for d in indexed_dims if blocks.axes.get(d)]
     changes: dict[str, Any] = {}
     if split_dims:
-        local = _local_rows(blocks, indices, indexed_dims, split_dims, eqn.params["mode"])
+        local = _local_rows(blocks, indices, indexed_dims, _window_shape(eqn))
         # Negative indices are dropped, as those past the end.
         indices = jnp.where(local.are_own[..., None], local.indices, -1)
         changes = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
@@ -166,6 +167,15 @@ def _rows_written(blocks: Blocks) -> list[Any]:
     if lookup_axes:
         operand = jnp.where(index_along(lookup_axes, blocks.mesh) == 0, operand, jnp.zeros((), operand.dtype))
     return blocks.bind(operand, indices, updates, **changes)
+
+
+def _window_shape(scatter: JaxprEqn) -> list[int]:
+    """Extents, along each dimension of the table, of the window that one update of a scatter is written to."""
+    numbers = scatter.params["dimension_numbers"]
+    table, _, updates = shapes(scatter.invars)
+    extents = iter(updates[d] for d in numbers.update_window_dims)
+    single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    return [1 if d in single else next(extents) for d in range(len(table))]
 
 
 def _iota_of_block(blocks: Blocks) -> list[Any]:

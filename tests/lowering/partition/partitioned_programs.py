@@ -54,6 +54,14 @@ def looked_up(table: Any, rows: Any) -> Any:
     return table.at[rows].get(out_sharding=P("data"))
 
 
+def looked_up_by_pairs(table: Any, rows: Any, columns: Any) -> Any:
+    """Reads and writes of elements, some outside of the table along the split dimension, the other, or both."""
+    modes = [(read, write) for read, write in (("fill", "drop"), ("clip", "clip"))]
+    read = [table.at[rows, columns].get(mode=mode, out_sharding=P("data")) for mode, _ in modes]
+    written = [table.at[rows, columns].add(read[1], mode=mode, out_sharding=P("model")) for _, mode in modes]
+    return read, written
+
+
 def programs() -> dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P], ...]]]:
     """Function and arguments with specs, by name of the rule that they are for."""
     rows = (values(8, 16), P("data", None))
@@ -108,6 +116,14 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P]
         "gather": (looked_up, ((values(32, 8), P()), numbers)),
         "gather, split rows": (looked_up, (table, numbers)),
         "scatter": (lambda t, i: jax.grad(lambda t: (looked_up(t, i) ** 2).sum())(t), (table, numbers)),
+        "gather and scatter, split rows, outside": (
+            looked_up_by_pairs,
+            (
+                table,
+                (np.array([0, 31, 40, -50, 7, 9, 33, 12]), P("data")),
+                (np.array([7, 9, 3, 8, -20, 4, 30, 2]), P("data")),
+            ),
+        ),
         "dynamic slices": (
             lambda x: (
                 lax.dynamic_update_slice(x, x[:, :4] * 0, (0, jnp.int32(3))),
