@@ -134,7 +134,7 @@ def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequen
 
 
 def _suggested_axes(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[int, Axes]]:
-    """Axes of factors by each value with a spec, results first."""
+    """Axes of factors by each value with a spec, results first: of assignments of equal cost the first is taken."""
     pairs = [
         *(
             (labels, spec)

@@ -136,7 +136,10 @@ def _on_blocks_by_factors(
 def _with_sums_taken(
     scope: Scope, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
 ) -> list[Block]:
-    """Operands without partial sums, but over axes where all results may be partial sums: they are added up there."""
+    """Operands with their partial sums added up, but over axes over which all results may be partial sums as well.
+
+    Over these, readers of the results add up. Only linear equations have such results, see `may_stay_unreduced`.
+    """
     # For each result the axes over which it may be partial sums.
     axes_of_results = [
         frozenset(scope.mesh.names)

@@ -122,6 +122,7 @@ def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) 
     if ranks == 1:
         return 0.0
     collective = _COLLECTIVES[eqn.primitive.name]
+    # Bytes that go around: those of the operands, or of all ranks' together, see `_COLLECTIVES`.
     num_bytes = collective.operands(ranks) * sum(map(_bytes_of, eqn.invars))
     # A permute is one round, which costs as one of two ranks, see `_COLLECTIVES`.
     groups = ((0, 1),) if eqn.primitive.name == "ppermute" else _groups_of_ranks(split, sizes)
@@ -146,7 +147,8 @@ def _bytes_of(atom: Any) -> int:
 def _peak_bytes(jaxpr: Jaxpr) -> int:
     """Largest sum of bytes of the values that are live at an equation; views have the memory of their operand.
 
-    Arguments and results are live from where they are defined to the end.
+    Arguments and results are live from where they are defined to the end. An estimate: bytes of a view go with its last
+    reader, also if its operand is read later.
     """
     last_use = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if isinstance(v, Var)}
     live_through = {v for v in (*jaxpr.invars, *jaxpr.outvars) if isinstance(v, Var)}

@@ -179,6 +179,7 @@ def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], c
     """Replaces loop bodies by functions, for loops with several shards on an IPU; `shards` has named stages."""
     pairs = zip(shards.jaxpr.eqns, shards.sources, strict=True)
     loop_shards = [_loop_shard(eqn, source, ipus) for eqn, source in pairs]
+    # By loop, as its shards share one body. Counts of several IPUs are hardly different: any of them will do.
     calls_of_loop = {
         shard.loop: count for shard, count in Counter(loop_shards).items() if shard is not None and count > 1
     }

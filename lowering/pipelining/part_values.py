@@ -260,7 +260,8 @@ class HandedOn:
         staged = self.pipeline.staged
         ipus = self.pipeline.ipus
         reader = receiver.part.task
-        # Micro-batches whose value may have been sent and not been read, which depends on how IPUs meet.
+        # Micro-batches whose value may have been sent and not been read. Where IPUs meet in lockstep these are those
+        # between both tasks in the schedule; with buffered exchange a sender may be ahead by more.
         is_buffered = ipus.graph.target.global_exchange == "buffered"
         in_transit = staged.plan.buffers(sender, reader) if is_buffered else staged.plan.depth(sender, reader)
         count = min(in_transit, staged.spec.micro_batches)
@@ -273,6 +274,7 @@ class HandedOn:
         if count <= _MAX_LANDINGS:
             landing = [new_variable() for _ in range(count)]
             return Arrival(landing, landing[0] if count == 1 else new_variable())
+        # One variable to land in, from which each value is pushed to a ring at once.
         landed = new_variable()
         ring = new_stack(receiver.outside, landed, staged.plan.depth(sender, reader))
         return Arrival([landed], landed, self._receive_function(landed, ring, receiver), ring)
@@ -368,6 +370,8 @@ class PartInputs:
             count = self.pipeline.staged.spec.micro_batches
             stack = batch.reshape((count, batch.shape[0] // count, *batch.shape[1:]))
             local = self.pipeline.ipus.copy_to(stack, ipu)
+            # Before the loop over micro-batches: an unmapped batch is mapped such that slices do not move, one with
+            # another mapping is copied to such a one.
             map_for_slicing(builder.view, local, (0,))
             outside = Builder(builder.view, self.pipeline.prog, self.pipeline.name)
             self.stacks[var, ipu] = moved_for_slicing(outside, local)

@@ -266,7 +266,8 @@ class _Results:
             return
         dtype = value.dtype if kind == "last" else spec.accumulator_dtype(aval)
         accumulator = self.accumulators[key] = ipus.add_like(value, builder.ipu, f"{name}/{kind}", dtype)
-        graph.note_role(accumulator, "" if builder.part.task.kind == FORWARD else GRADIENTS)
+        if builder.part.task.kind != FORWARD:
+            graph.note_role(accumulator, GRADIENTS)
         if kind == "last":
             builder.body.add(Copy(value, accumulator, name, graph.origin))
             return

@@ -305,6 +305,7 @@ class _Cutter:
         if len(outvars) == len(eqn.outvars):
             self._add(eqn.replace(invars=invars, outvars=outvars), Source(n))
             return
+        # `all_reduce_p` has any number of operands, which the user's primitive may not have.
         monoid = eqn.params.get("monoid") or MONOIDS[eqn.primitive.name]
         params = {"monoid": monoid, **{name: eqn.params[name] for name in ("axes", "axis_index_groups")}}
         self._add(new_jaxpr_eqn(invars, outvars, all_reduce_p, params, eqn.effects, eqn.source_info), Source(n))

@@ -111,7 +111,8 @@ def _segment_of_each(eqns: Sequence[JaxprEqn], first_eqns: Sequence[int], is_sam
 
     Args:
         eqns: equations of a micro-batch.
-        first_eqns: numbers of the forward equations that begin the segments, in order.
+        first_eqns: number of the forward equation by which each segment begins, in order. What else a segment computes
+            forward is where it is read, and so belongs to its users.
         is_same: for each equation whether it computes the same for all micro-batches, and so has no segment.
     """
     segments = [-1] * len(eqns)
@@ -134,6 +135,7 @@ def _segment_of_each(eqns: Sequence[JaxprEqn], first_eqns: Sequence[int], is_sam
                 last_segment.setdefault(var, max(operand_segments, default=len(first_eqns) - 1))
         elif segments[n] < 0 and is_backward(eqn):
             # Gradients run from the last segment to the first, so the operand of the first one is there last.
+            # One that reads nothing of the forward part begins the gradient, with the last segment.
             known = [segment for segment in operand_segments if segment >= 0]  # −1: used by no segment
             segments[n] = min(known, default=len(first_eqns) - 1)
             last_segment.update(dict.fromkeys(eqn.outvars, segments[n]))

@@ -153,7 +153,7 @@ def _segment_costs(
     for variable in graph.variables:
         map_linearly(graph, Tensor.of(variable))
     effects = EffectsOf(graph)
-    cycles = np.zeros((4, segmented.num_segments))
+    cycles = np.zeros((4, segmented.num_segments))  # rows: _FORWARD, _BACKWARD, _PUSH, _POP
     buffer_bytes = np.zeros(segmented.num_segments)
     # Several segments may have one program, as shards of a loop: it is costed once.
     cycles_of_program: dict[ProgramSequence, int] = {}

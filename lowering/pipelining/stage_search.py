@@ -40,7 +40,7 @@ _MEMORY_FRACTIONS = 64  # parts of a tile's memory, in which smaller limits are 
 _MEMORY_STEP = 4  # if none of them fits, the best cuts for 60/64, 56/64, … of the memory are estimated
 _MAX_CANDIDATES = 256  # if there are no more cuts than this, all of them are
 _MAX_PROGRAMS = 24  # cuts that are lowered with the entire program
-_MAX_MOVES = 24  # cuts that hill climbing estimates
+_MAX_NEW_ESTIMATES = 24  # cuts that hill climbing estimates
 _MANY_STAGES = 16  # beyond this fewer cuts are tried: lowering and the number of moves are both linear in the stages
 
 Cuts = tuple[int, ...]  # the first segment of each stage but the first
@@ -206,6 +206,7 @@ class StageSearch:
             first_fitting = next(fitting, None)
             best = min(self._estimates, key=self.excess_and_cycles) if first_fitting is None else first_fitting
         best = self.hill_climb(best)
+        # Recomputation that is chosen holds for the IPUs of one cut: other cuts are not compared with it.
         if lower_program is None or self._recomputation_is_chosen:
             return best
         return self._best_that_fits(best, lower_program)
@@ -288,7 +289,7 @@ class StageSearch:
         # that does not fit is not improved, see `search`.
         if self._may_recompute and (self._recomputation_is_chosen or self.excess_and_cycles(best).excess_bytes):
             return best
-        max_estimates = len(self._estimates) + _reduced(_MAX_MOVES, len(best) + 1)
+        max_estimates = len(self._estimates) + _fewer_for_stages(_MAX_NEW_ESTIMATES, len(best) + 1)
         while len(self._estimates) < max_estimates:  # which `excess_and_cycles` of a new cut adds to
             better = min([best, *self._neighbours(best)], key=self.excess_and_cycles)
             if better == best:
@@ -339,7 +340,7 @@ class StageSearch:
         errors: list[ArgumentError] = []
         for plan in self._plans:
             try:
-                max_cuts_of_plan = _reduced(max_cuts, plan.num_stages)
+                max_cuts_of_plan = _fewer_for_stages(max_cuts, plan.num_stages)
                 candidates += self._best_cuts(plan, self._planning.target.bytes_per_tile, max_cuts_of_plan)
             except ArgumentError as error:  # impossible with this number of stages
                 errors.append(error)
@@ -365,8 +366,8 @@ class StageSearch:
         return [(home, value_bytes(var.aval)) for var, home in arguments]
 
 
-def _reduced(count: int, num_stages: int) -> int:
-    """The number of candidates to try, lower for more than `_MANY_STAGES` by the square of the number of stages.
+def _fewer_for_stages(count: int, num_stages: int) -> int:
+    """Number of candidates to try: `count`, or less for more than `_MANY_STAGES` by the square of the number of stages.
 
     Both the time to lower a candidate and the number of moves to try are linear in that number.
     """

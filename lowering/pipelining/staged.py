@@ -240,7 +240,8 @@ def _recomputed(
         forward = TaskKind(stage, FORWARD)
         backward = TaskKind(stage, BACKWARD)
         other_eqns = (eqns for task, eqns in eqns_of_task.items() if task not in (forward, backward))
-        # Variables of the two parts that others read: results, and gradients that parts of other stages take.
+        # Variables of the two parts that others read: results, and gradients that parts of other stages take. What the
+        # forward part sends is not among them: its equations stay as they are.
         sent = {var for eqns in other_eqns for eqn in eqns for var in variables(eqn.invars)}
         gradients = {var for eqn in eqns_of_task[backward] for var in eqn.outvars}
         forward_eqns, backward_eqns = recomputed_parts(
@@ -251,7 +252,7 @@ def _recomputed(
             trades,
             ipu=ipus[stage],
             in_flight=plan.in_flight(stage),
-            is_summed=True,
+            is_summed=True,  # gradients are added to the accumulators of the step
             feeds_loss=stage == partitioned.num_stages - 1,
         )
         eqns_of_task |= {forward: tuple(forward_eqns), backward: tuple(backward_eqns)}
@@ -264,7 +265,8 @@ def ipus_of_stages(
     """The IPU of each stage: that of `device_mapping`, or else of the schedule; refuses missing IPUs.
 
     `numbers`: by which the stages are named, from 0 without a gap when empty; `device_mapping` has an IPU for each
-    number up to the last, and the schedule's IPU i is that of its stage i.
+    number up to the last. Without it stage n is on IPU n: a schedule counts its stages and IPUs without gaps, so that
+    its IPU i is the one with the number of its stage i, and it may put several stages there.
     """
     spec: PipelineSpec = eqn.params["spec"]
     numbers = numbers or range(plan.num_stages)
