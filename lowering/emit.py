@@ -89,7 +89,7 @@ def emit(
             )
     with placing(graph, [*operands, *(t for t in targets if t is not None)], keeps_layouts=keeps_layouts):
         if keeps_layouts and not into and operands and _is_computed(jaxpr):
-            (aval,) = jaxpr.out_avals
+            (aval,) = jaxpr.out_avals  # PopLibs' elementwise operations have one result
             targets = [kept_result(graph, operands, aval.shape, aval.dtype, name)]
         # A single result is computed in its target directly; several might overwrite each other's operands.
         direct = {

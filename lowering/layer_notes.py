@@ -302,6 +302,9 @@ def _common_name(names: tuple[str, ...], numbers: _Numbers) -> str:
 def _common_note(notes: Sequence[Note], layers: tuple[str, ...], differences: _Differences) -> Note:
     """Note of an equation in a function, from those of the equal equations that it stands for.
 
+    A name that differs between the runs is replaced by the number of that difference; each call has its own names for
+    these numbers. The lines are those of the first run.
+
     Args:
         notes: note of the equation of each run.
         layers: layer of each, relative to that of the call.

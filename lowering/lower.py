@@ -152,7 +152,8 @@ def lower(
         jaxpr: inlined jaxpr, see `passes`; of one `replicated` equation if there are several replicas.
         target: the machine, of all replicas together.
         inputs: names and memories of the inputs of the jaxpr.
-        choice: parameters of the plan; when None, the first cost per byte and the target's tiles. Its recomputation is
+        choice: parameters of the plan; when None, the least cost per byte of memory, in cycles, of those that are tried
+            until a program fits, and all memory of a tile. Its recomputation is
             that of gradients of pipelines; other gradients have it already. Its cuts are stage boundaries where the
             search for stages starts.
         options: options of the user, `Options()` when None; the cost of a byte is that of the choice.
@@ -169,6 +170,7 @@ def lower(
     function = unwrapped(jaxpr)
     _check(function, inputs.names)
     options = options or Options()
+    # With the user's available memory proportion, which bounds the memory of one operation.
     replica_target = _with_proportion(of_one_replica(target, function.replicas), options)
     choice = choice or Choice(BYTE_COST_CYCLES, replica_target.bytes_per_tile)
     planning_target = for_planners(replica_target, choice, options)
@@ -346,7 +348,8 @@ class _Program:
         names = inputs_of_plan.names
         grouped = iter(grouped_inputs(self._cut.jaxpr.jaxpr))
         for number, (aval, bounds) in enumerate(zip(function.jaxpr.in_avals, self._cut.inputs, strict=True)):
-            # In groups if any of its shards is wanted so; a list, as `any` alone would leave later shards in `grouped`.
+            # Columns in groups of channels, as products read them, if any of its shards is read so. A list, as `any`
+            # alone would leave later shards in `grouped`.
             in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
             in_dim = function.in_dims[number]
             stream = HostStream(

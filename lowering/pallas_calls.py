@@ -130,7 +130,8 @@ def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     place = eqn.source_info.replace(name_stack=type(eqn.source_info.name_stack)())
     with source_of(eqn.replace(source_info=place)):
         traced = jax.make_jaxpr(_Kernel(eqn).run)(*(atom.aval for atom in eqn.invars))
-    # Lines of a user's kernel are kept where it is inlined, those of a library's are the caller's.
+    # The inliner keeps the lines of a user's function, and gives those of a library's the line of the call: by the file
+    # in the debug info, which has to be that of the kernel. Its names of arguments are those of references.
     names = eqn.params["jaxpr"].debug_info.with_unknown_names()
     body = traced.jaxpr
     return ClosedJaxpr(
@@ -196,7 +197,8 @@ class _Kernel:
         grid = eqn.params["grid_mapping"]
         self._grid: tuple[int, ...] = tuple(grid.grid)
         self._num_scalars: int = grid.num_index_operands
-        self._own_dims = [n for n in range(len(self._grid)) if n not in grid.vmapped_dims]
+        # Dimensions of the grid that the kernel's author wrote, and its code knows; `jax.vmap` adds others.
+        self._author_dims = [n for n in range(len(self._grid)) if n not in grid.vmapped_dims]
         self._mappings = tuple(grid.block_mappings)
         self._jaxpr: Jaxpr = eqn.params["jaxpr"]
         self._blocks = [self._blocks_of(mapping) for mapping in self._mappings]
@@ -240,7 +242,8 @@ class _Kernel:
         sizes = tuple(_SIZES[kind](entry) for kind, entry in zip(kinds, entries, strict=True))
         index_map: ClosedJaxpr = mapping.index_map_jaxpr
         used = used_inputs(index_map.jaxpr)[: len(self._grid)]
-        grid_indices = (
+        # Indices that cannot be negative, so that none has to be clamped: those of the grid, and literals.
+        natural_indices = (
             *index_map.jaxpr.invars[: len(self._grid)],
             *(x for x in index_map.jaxpr.outvars if _is_natural(x)),
         )
@@ -251,7 +254,7 @@ class _Kernel:
             counted=tuple(n for n, kind in enumerate(kinds) if kind != "Element"),
             depth=max((n + 1 for n, is_used in enumerate(used) if is_used), default=0),
             index_map=lambda indices, scalars: _evaluate_index_map(index_map, indices, scalars),
-            is_natural=all(any(x is y for y in grid_indices) for x in index_map.jaxpr.outvars),
+            is_natural=all(any(x is y for y in natural_indices) for x in index_map.jaxpr.outvars),
         )
 
     def _body_without_refs(self, values: Values) -> ClosedJaxpr:
@@ -267,9 +270,10 @@ class _Kernel:
         indices = [jax.ShapeDtypeStruct((), np.int32)] * len(self._grid)
 
         def fun(indices: Values, state: Values) -> Any:
-            own = [indices[n] for n in self._own_dims]
-            sizes = [np.int32(self._grid[n]) for n in self._own_dims]
-            return _run_state(lambda refs: _evaluate_kernel(closed(self._jaxpr), list(refs), own, sizes))(state)
+            author_indices = [indices[n] for n in self._author_dims]
+            sizes = [np.int32(self._grid[n]) for n in self._author_dims]
+            kernel = closed(self._jaxpr)
+            return _run_state(lambda refs: _evaluate_kernel(kernel, list(refs), author_indices, sizes))(state)
 
         return _jaxpr_without_refs(fun, indices, avals)
 

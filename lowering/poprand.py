@@ -168,4 +168,5 @@ def _key_codelet(
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"poprand::{title}<{dtype_name(out_dtypes[0])}>"
     # The keywords of `compute`: first index of the block in each dimension of the results behind the keys', and shapes.
+    # Sizes of state and code are assumed.
     return Codelet(title, tuple(fields), compute, cycles, state_bytes=24, code_bytes=200, takes=("origins", "shapes"))

@@ -181,6 +181,7 @@ def _trace_without_refs(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJa
         def write_results(refs: tuple[Sequence[Any], Sequence[Any]]) -> None:
             input_refs, result_refs = refs
             for result_ref, value in zip(result_refs, inner(*(ref[...] for ref in input_refs)), strict=True):
+                # A Ref has strong types: weakly typed results are marked, and taken as computed, see below.
                 result_ref[...] = checkpoint_name(value, _RESULT) if jax.typeof(value).weak_type else value
 
         _, results = run_state(write_results)((inputs, initial_results))

@@ -121,6 +121,7 @@ class Digests:
         reader = self._reader_of_class[kind]
         if reader is not None:
             return self.once(value, lambda each: reader(self, each))
+        # A dataclass of ipujax is never inside itself, so that a walk of its own ends.
         return self.once(value, self.walk_digest) if is_ours(value) else None
 
     def walk_digest(self, value: Any) -> str:
@@ -190,7 +191,8 @@ class _Walk:
             return f"^{number}"
         if type(value) is str:
             self._attributes.update(names_in(value))
-        self._reads_any_name |= id(value) in _READERS_BY_NAME
+        self._reads_any_name |= id(value) in _READERS_BY_NAME  # such as `getattr`
+        # The root of a walk is walked through: its text would be that of another walk of it.
         if value is not self._root or type(value) in ATOMS:
             text = self._digests.context_free_text(value)
             if text is not None:

@@ -168,7 +168,13 @@ class _Weight(NamedTuple):
 
 
 class _StageAssignment:
-    """Assigns stages to the equations that are named after none."""
+    """Assigns stages to the equations that are named after none.
+
+    Args:
+        jaxpr: the jaxpr.
+        named_stages: for each equation the stage that it is named after; None without.
+        spans: IPUs of the equations that are pipelines, by number of the equation.
+    """
 
     def __init__(self, jaxpr: Jaxpr, named_stages: Sequence[int | None], spans: Mapping[int, Span]) -> None:
         self.eqns = jaxpr.eqns
@@ -176,7 +182,7 @@ class _StageAssignment:
         self.stages = list(named_stages)
         ipus_of_spans = [ipu for span in spans.values() for ipu in (*span.results, *span.inputs)]
         self.lowest = min((stage for stage in (*named_stages, *ipus_of_spans) if stage is not None), default=0)
-        for n, span in spans.items():
+        for n, span in spans.items():  # a pipeline has several stages: any of them, as it is not to be assigned one
             self.stages[n] = span.results[0] if span.results else self.lowest
         self.definition = {var: _Place(n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
         self.users: dict[Var, list[_Place]] = {}

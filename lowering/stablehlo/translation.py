@@ -227,7 +227,8 @@ class Scope:
         """Results of an operation: computed at once, as numbers, for indices and shapes; else as operations of JAX.
 
         Where JAX has no numbers of 64 bits, an operation on them is computed at once if it can be, else it has no
-        counterpart.
+        counterpart. Control flow and calls do (`FINAL`), whose operands of 64 bits may be unused, and operations that
+        read such numbers as pairs of words. What reads the report of a routine (`Success`) is known after success.
         """
         if any(isinstance(x, Success) for x in operands):
             return _after_success(op, operands)
