@@ -130,9 +130,12 @@ class Propagation:
             self.annotate(var, spec_of(var.aval.sharding.spec, len(dims), self.mesh), dims, axes)
 
     def _annotate_constraint(self, eqn: JaxprEqn) -> None:
-        """Fix the spec of a constraint's result, but for the dimensions that it leaves open."""
+        """Fix the spec of a constraint's result, but for the dimensions that it leaves open.
+
+        One over a mesh of a single device says nothing: its axes are not those of the program's mesh.
+        """
         sharding = eqn.params["sharding"]
-        if isinstance(sharding, NamedSharding):
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
             (result,) = eqn.outvars
             rank = len(shape_of(result))
             open_dims = {d for d, part in enumerate(sharding.spec.partitions) if part is PartitionSpec.UNCONSTRAINED}

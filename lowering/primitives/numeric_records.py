@@ -11,6 +11,8 @@ from dataclasses import replace
 from math import log2, prod
 from typing import Any
 
+import numpy as np
+
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.popops import MONOIDS, OP_COSTS
 from ipujax.lowering.primitives.record import (
@@ -121,15 +123,18 @@ def _conv_macs(eqn: JaxprEqn) -> int:
     return prod(result) * prod(kernel) // max(out_channels, 1)
 
 
-# Collectives combine numbers: "and" is a minimum, "or" a maximum; there is none for other monoids.
-_OVER_DEVICES = {"add": "add", "max": "max", "min": "min", "or": "max", "and": "min"}
+# Collectives combine numbers; there is none for other monoids.
+_OVER_DEVICES = {"add": "add", "max": "max", "min": "min"}
+_OF_TRUTHS = {"or": "max", "and": "min"}  # of integers these are by bits
 
 
 def _reduction_factors(eqn: JaxprEqn) -> Factors:
     (shape,) = shapes(eqn.invars)
     axes = eqn.params["axes"]
     factors = factors_by_number(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
-    return replace(factors, reductions=dict.fromkeys(axes, _OVER_DEVICES.get(MONOIDS[eqn.primitive.name], "own")))
+    aval: Any = eqn.invars[0].aval
+    collectives = {**_OVER_DEVICES, **(_OF_TRUTHS if aval.dtype == np.bool_ else {})}
+    return replace(factors, reductions=dict.fromkeys(axes, collectives.get(MONOIDS[eqn.primitive.name], "own")))
 
 
 def _factors_without_axes(eqn: JaxprEqn) -> Factors:

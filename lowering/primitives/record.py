@@ -19,7 +19,7 @@ Idea: sharding rules of Shardy (openxla/shardy, docs/sharding_representation.md)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ipujax.lowering.jax_compat import JaxprEqn
@@ -120,6 +120,25 @@ def each_alone(eqn: JaxprEqn) -> Factors:
         numbers.append(range(first, first + len(shape)))
         first += len(shape)
     return factors_by_number(eqn, numbers, numbers)
+
+
+def over_axes(eqn: JaxprEqn, monoid: str) -> Factors:
+    """Sum or extreme over axes of a mesh or of replicas, of each operand alone.
+
+    Axes that are numbers, of an axis of `jax.vmap`, are dimensions of the operands, which are reduced.
+    """
+    reduced_dims = [axis for axis in eqn.params["axes"] if isinstance(axis, int)]
+    operands: list[range] = []
+    results: list[list[int]] = []
+    reduced: list[int] = []
+    first = 0
+    for shape in shapes(eqn.invars):
+        factors = range(first, first + len(shape))
+        operands.append(factors)
+        reduced += [factors[d] for d in reduced_dims]
+        results.append([factor for factor in factors if factor not in reduced])
+        first += len(shape)
+    return replace(factors_by_number(eqn, operands, results), reductions=dict.fromkeys(reduced, monoid))
 
 
 def none_split(eqn: JaxprEqn) -> Factors:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ipujax.lowering.jax_compat import CALLEES, JaxprEqn
@@ -24,6 +25,7 @@ from ipujax.lowering.primitives.record import (
     factors_by_number,
     factors_except,
     none_split,
+    over_axes,
     shapes,
 )
 
@@ -300,7 +302,11 @@ RECORDS: dict[str, PrimitiveRecord] = {
         PrimitiveRecord(elementwise, cost="statement"),
     ),
     # Over the replicas around the mesh.
-    **dict.fromkeys(("psum", "pmax", "pmin", "pvary", "pcast"), PrimitiveRecord(each_alone)),
+    **{
+        name: PrimitiveRecord(partial(over_axes, monoid=monoid))
+        for name, monoid in (("psum", "add"), ("pmax", "max"), ("pmin", "min"))
+    },
+    **dict.fromkeys(("pvary", "pcast"), PrimitiveRecord(each_alone)),
     **dict.fromkeys(("scan", "while", "cond", "function_call", *CALLEES), PrimitiveRecord(cost="body")),
     **dict.fromkeys(
         (

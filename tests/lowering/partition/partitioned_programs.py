@@ -163,6 +163,10 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P]
             lambda x: jax.shard_map(lambda x: x - lax.pmean(x, "data"), in_specs=P("data"), out_specs=P("data"))(x),
             (rows,),
         ),
+        "vmap with an axis name": (
+            jax.vmap(lambda row: row - lax.pmean(row, "rows") + lax.psum((row, row * 2), "rows")[1], axis_name="rows"),
+            (rows,),
+        ),
         "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (rows,)),
         **documented(rows, blocks, columns, split_rows),
         "vmap": (lambda a, b: jax.vmap(jnp.dot)(a, b), (rows, (values(8, 16), P("data")))),
