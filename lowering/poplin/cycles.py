@@ -135,12 +135,9 @@ def amp_1x1_cycles(
     adding, zeroing = (
         _amp_pass_cycles(target, block, worker, rows, sum_bytes, is_zeroing=is_zeroing) for is_zeroing in (False, True)
     )
-    # Passes over input channels: the first one zeroes the sums, the later ones add to them. A number in front of `outs`
-    # is of a loop over input channels; those inside are of the loop over output channels, and of the start of a pass.
+    # Passes over input channels: the first one zeroes the sums, the later ones add to them; in each a loop over outputs.
     later_pass = 15 + half_sums_path + outs * (19 + 6 + block.load_cycles + adding)
     first_pass = 11 + outs * (18 + half_sums_path + 7 + block.load_cycles + zeroing)
-    # Instructions that load what workers keep between passes: all of it once, a part again for each further block of
-    # input channels.
     state = worker.state + worker.input_state * (ins * groups - 1)
     start = 50 + issue_round_cycles(target) * state  # of the vertex, and of its workers
     return start + groups * (13 - half_sums_path + (ins - 1) * later_pass + first_pass)
