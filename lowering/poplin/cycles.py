@@ -135,7 +135,7 @@ def amp_1x1_cycles(
     adding, zeroing = (
         _amp_pass_cycles(target, block, worker, rows, sum_bytes, is_zeroing=is_zeroing) for is_zeroing in (False, True)
     )
-    # Passes over input channels: the first one zeroes the sums, the later ones add to them; in each a loop over outputs.
+    # Passes over input channels: the first one zeroes the sums, the later ones add to them, each over all outputs.
     later_pass = 15 + half_sums_path + outs * (19 + 6 + block.load_cycles + adding)
     first_pass = 11 + outs * (18 + half_sums_path + 7 + block.load_cycles + zeroing)
     state = worker.state + worker.input_state * (ins * groups - 1)
