@@ -19,7 +19,7 @@ sequence as its only output returns a tuple with that tuple in it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,9 +35,7 @@ from ipujax.onnx.wide_values import Saturated
 NODE_FACTS: Mapping[str, str] = {
     "output_count": "int: outputs of the node, up to the last that has a name",
     "output_dtypes": "tuple of numpy.dtype: of each output, as the graph declares it; None where it does not",
-    "max_size": "int or None: bound on a result size that depends on data, from `load(max_sizes=)`",
-    "max_sizes": "dict: the bounds by name of an output of the node, of those that have one",
-    "output_names": "tuple of str: names of the node's outputs",
+    "max_sizes": "tuple of (str, int or None): name of each output, and the bound on its size from `load(max_sizes=)`",
     "budget": "Budget: bounds on what the model's values may grow to",
     "node_name": "str: name of the node, unique in its graph; seeds random operators",
 }
@@ -47,6 +45,7 @@ EARLY_DOMAIN = "ipujax.early"  # operators of early opsets that no node of the n
 _ALIASES = {"ai.onnx": STANDARD_DOMAIN}
 
 Key = tuple[str, str]  # domain, type of operator
+MaxSizes = Sequence[tuple[str, int | None]]  # the fact of that name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -136,11 +135,13 @@ def is_static(value: Any) -> bool:
     return all(map(is_static, value)) if isinstance(value, tuple) else not isinstance(value, traced)
 
 
-def data_dependent_size(max_size: int | None, result: str) -> int:
-    """Return the bound from `load(max_sizes=)` on a result whose size depends on traced values; refuse its absence."""
-    if max_size is not None:
-        return max_size
-    hint = 'give a bound, load(max_sizes={"<output of the node>": n}), or make the input static, load(static=…)'
+def data_dependent_size(max_sizes: MaxSizes, result: str) -> int:
+    """Return the bound from `load(max_sizes=)` on results whose size depends on traced values; refuse its absence."""
+    bound = next((size for _, size in max_sizes if size is not None), None)
+    if bound is not None:
+        return bound
+    name = next((name for name, _ in max_sizes if name), "<output of the node>")
+    hint = f"give a bound, load(max_sizes={{{name!r}: n}}), or make the input static, load(static=…)"
     message = f"the size of {result} depends on traced values"
     raise TracedOperandError(message, expected="a static operand or a bound", got="a traced operand", hint=hint)
 

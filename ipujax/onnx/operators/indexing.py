@@ -24,7 +24,7 @@ from ipujax.onnx.operators.operand_types import (
     refuse_outside,
     refuse_outside_axis,
 )
-from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
+from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator, static
 
 
 def wrapped(indices: Value, size: int, axis: int = 0) -> Any:
@@ -45,7 +45,10 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Array:
     along = axis_of(axis, x.ndim)
     if is_static(indices) and np.ndim(indices) == 0:  # a view
         return jax.lax.index_in_dim(x, int(wrapped(indices, x.shape[along], along)), along, keepdims=False)
-    return jnp.take(x, wrapped(indices, x.shape[along], along), axis=along, mode="clip")
+    places = wrapped(indices, x.shape[along], along)
+    if not x.shape[along]:  # traced indices have nothing to read: the body of a loop over no rows, which never runs
+        return jnp.zeros((*x.shape[:along], *np.shape(indices), *x.shape[along + 1 :]), x.dtype)
+    return jnp.take(x, places, axis=along, mode="clip")
 
 
 def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[Any, ...]:
@@ -186,34 +189,32 @@ def _identity(x: Array) -> Array:
 
 
 @operator("NonZero")
-def non_zero(x: Value, *, max_size: int | None = None) -> Value:
-    """Indices of the elements that are not zero, [axes, elements]; behind the last one, zeros up to `max_size`."""
+def non_zero(x: Value, *, max_sizes: MaxSizes) -> Value:
+    """Indices of the elements that are not zero, [axes, elements]; behind the last one, zeros up to the bound."""
     if is_static(x):
         return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
-    size = data_dependent_size(max_size, "the elements that are not zero")
+    size = data_dependent_size(max_sizes, "the elements that are not zero")
     return jnp.stack(jnp.nonzero(jnp.atleast_1d(x), size=size)).astype(index_dtype())
 
 
 @operator("Compress")
-def compress(x: Value, condition: Value, *, axis: int | None = None, max_size: int | None = None) -> Array:
-    """Slices along an axis, or elements, where a condition holds; behind the last one, zeros up to `max_size`."""
+def compress(x: Value, condition: Value, *, axis: int | None = None, max_sizes: MaxSizes) -> Array:
+    """Slices along an axis, or elements, where a condition holds; behind the last one, zeros up to the bound."""
     flat = jnp.ravel(x) if axis is None else jnp.asarray(x)
     along = 0 if axis is None else axis_of(axis, flat.ndim)
     if is_static(condition):
         refuse_outside(np.nonzero(condition)[0], 0, flat.shape[along] - 1, f"axis {along}: selected slice")
         return jnp.take(flat, np.nonzero(condition)[0], axis=along)
-    size = data_dependent_size(max_size, "the elements that are selected")
+    size = data_dependent_size(max_sizes, "the elements that are selected")
     (index,) = jnp.nonzero(condition, size=size)
     real = axis_vector(index_range(size) < jnp.sum(jnp.asarray(condition), dtype=index.dtype), along, flat.ndim)
     return jnp.where(real, jnp.take(flat, index, axis=along), jnp.zeros((), flat.dtype))
 
 
 @operator("Unique")
-def unique(
-    x: Value, *, axis: int | None = None, sorted: int = 1, max_size: int | None = None, output_count: int = 1
-) -> Any:
+def unique(x: Value, *, axis: int | None = None, sorted: int = 1, max_sizes: MaxSizes, output_count: int = 1) -> Any:
     """Different elements or slices, first occurrences, positions in the result, and counts."""
-    # They are in order, or in that of their first occurrences. Behind the last one, zeros up to `max_size`.
+    # They are in order, or in that of their first occurrences. Behind the last one, zeros up to the bound.
     if is_static(x):
         values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
         order = np.arange(len(first)) if sorted else np.argsort(first)
@@ -221,7 +222,7 @@ def unique(
         results = (np.take(values, order, axis or 0), first[order], rank[inverse.ravel()], counts[order])
         numbers = tuple(each.astype(np.int64) for each in results[1:])
         return (results[0], *numbers)[:output_count]
-    size = data_dependent_size(max_size, "the different elements")
+    size = data_dependent_size(max_sizes, "the different elements")
     values, firsts, positions, numbers = jnp.unique(x, True, True, True, axis=axis, size=size, fill_value=0)
     real = numbers > 0
     arrangement = jnp.arange(size) if sorted else jnp.argsort(jnp.where(real, firsts, np.iinfo(np.int32).max))

@@ -56,6 +56,7 @@ def test_static_operands():
 
 
 def test_result_sizes_that_depend_on_data_need_a_bound():
-    assert registry.data_dependent_size(3, "Y") == 3
-    with pytest.raises(TracedOperandError, match="the size of Y depends on traced values"):
-        registry.data_dependent_size(None, "Y")
+    assert registry.data_dependent_size([("y", 3)], "Y") == 3
+    with pytest.raises(TracedOperandError, match="the size of Y depends on traced values") as caught:
+        registry.data_dependent_size([("", None), ("y", None)], "Y")
+    assert "load(max_sizes={'y': n})" in str(caught.value)
