@@ -121,4 +121,6 @@ def log_softmax(x: Value, *, axis: int = -1) -> Array:
 def hardmax(x: Value, *, axis: int = -1) -> Array:
     """One at the first largest element along an axis, zero elsewhere."""
     x = jnp.asarray(x)
+    if not x.size:
+        return x
     return jax.nn.one_hot(jnp.argmax(x, axis=axis), x.shape[axis], axis=axis, dtype=x.dtype)

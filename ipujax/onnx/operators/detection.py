@@ -38,6 +38,8 @@ def non_max_suppression(
     """Best boxes of each class that do not overlap a better one, [selected, (batch, class, box)]."""
     # Boxes [N, boxes, 4] are two opposite corners (y, x), or centre (x, y) and size (w, h); scores [N, classes, boxes].
     # They overlap if intersection over union exceeds the threshold. Traced results have rows of zeros up to the bound.
+    if not np.shape(boxes)[1]:
+        return jnp.zeros((0, 3), index_dtype())
     operands = (boxes, scores, max_output_boxes_per_class, iou_threshold, score_threshold)
     if is_static(operands):
         with jax.ensure_compile_time_eval():

@@ -125,14 +125,16 @@ def roi_align(
             weight = rows.weight[..., tap_y][:, None, :, None] * columns.weight[..., tap_x][:, None, None, :]
             corners.append(values * weight.astype(x.dtype))
     used = rows.used[:, None, :, None] & columns.used[:, None, None, :]
-    shape = (-1, output_height, counts[0], output_width, counts[1])
+
+    def by_bin(samples: Array) -> Array:
+        return samples.reshape(*samples.shape[:2], output_height, counts[0], output_width, counts[1])
+
     if mode == "avg":
         total = jnp.where(used, sum(corners[1:], corners[0]), 0)
-        number = used.reshape(len(images), *shape).sum(axis=(3, 5)).astype(x.dtype)
-        return total.reshape(len(images), *shape).sum(axis=(3, 5)) / number
+        return by_bin(total).sum(axis=(3, 5)) / by_bin(used).sum(axis=(3, 5)).astype(x.dtype)
     # of the weighted corners, not of the samples, as onnx.reference and onnxruntime have it
     largest = jnp.where(used, jnp.max(jnp.stack(corners), axis=0), -jnp.inf)
-    return largest.reshape(len(images), *shape).max(axis=(3, 5))
+    return by_bin(largest).max(axis=(3, 5))
 
 
 def _corners(rois: Any, scale: float, half_pixel: bool, numpy: Any) -> Any:
@@ -164,8 +166,8 @@ def _axis_samples(start: Array, extent: Array, bins: int, count: int, ratio: int
     number = jnp.full_like(bin_extent, ratio) if ratio else jnp.ceil(bin_extent)
     sample = index_range(count)
     position = start[:, None, None] + index_range(bins)[:, None] * bin_extent + (sample + 0.5) * bin_extent / number
-    used = jnp.broadcast_to(sample < number, position.shape).reshape(len(start), -1)
-    flat = position.reshape(len(start), -1)
+    used = jnp.broadcast_to(sample < number, position.shape).reshape(len(start), bins * count)
+    flat = position.reshape(len(start), bins * count)
     inside = (flat >= -1) & (flat <= size)
     placed = jnp.clip(flat, 0, size - 1)
     low = jnp.minimum(jnp.floor(placed).astype(jnp.int32), size - 1)

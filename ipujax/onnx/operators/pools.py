@@ -11,7 +11,16 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, index_range, integers, refuse_outside
+from ipujax.onnx.onnx_errors import OutsideError
+from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
+    Array,
+    Optional,
+    Value,
+    index_range,
+    integers,
+    refuse_outside,
+)
 from ipujax.onnx.operators.window_attributes import Windows, slide
 from ipujax.onnx.registry import is_static, operator, static
 
@@ -50,7 +59,22 @@ def lowest(dtype: Any) -> np.ndarray:
 
 
 def _windows(x: Array, kernel: Sequence[int], strides: Any, dilations: Any, pads: Any, auto: str, ceil: int) -> Windows:
-    return slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto, ceil_mode=ceil)
+    """Return the windows of a pool, each of which has an element."""
+    sizes = _image_sizes(x)
+    windows = slide(
+        sizes, kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto, ceil_mode=ceil, is_pool=True
+    )
+    for elements, dilation, widths in zip(windows.kernel, windows.dilations, windows.padding(), strict=True):
+        span = dilation * (elements - 1) + 1
+        if max(widths) >= span:
+            raise OutsideError("a window is in the padding alone", expected=f"pads below {span}", got=list(widths))
+    return windows
+
+
+def _image_sizes(x: Value) -> tuple[int, ...]:
+    """Return the spatial sizes of an image; refuse one without elements, of which a window has no value."""
+    refuse_outside(np.asarray(x.shape[2:]), 1, MAX_SIZE, "size of an image")
+    return x.shape[2:]
 
 
 def _reduce(x: Array, windows: Windows, initial: Any, combine: Any) -> Array:
@@ -158,6 +182,7 @@ def global_lp_pool(x: Value, *, p: int = 2) -> Array:
 
 
 def _spatial(x: Value) -> tuple[int, ...]:
+    _image_sizes(x)
     return tuple(range(2, x.ndim))
 
 

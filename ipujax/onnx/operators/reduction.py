@@ -25,9 +25,11 @@ _MOST_RESTS = 46340  # of which the sum is less than 2³¹, each being less than
 
 
 def _mean(x: Array, axes: Axes) -> Array:
-    """Mean; of integers exact, rounded toward zero: their sum may be out of range."""
+    """Mean, of nothing 0; of integers exact, rounded toward zero: their sum may be out of range."""
     count = size_of([x.shape[axis] for axis in axes])
-    if is_floating(x) or not 0 < count <= _MOST_RESTS:
+    if not count:
+        return _sum(x, axes)
+    if is_floating(x) or count > _MOST_RESTS:
         return jnp.mean(x, axis=axes, keepdims=True)
     quotients = x // count
     rests = _sum(x - quotients * count, axes)

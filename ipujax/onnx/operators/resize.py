@@ -139,8 +139,10 @@ def _lines(
     inputs = [shape[axis] for axis in axes]
     if sizes is not None and np.size(sizes):
         results = integers(static(sizes, "sizes"))
-        refuse_outside(np.asarray(results), 1, MAX_SIZE, "size")
-        factors = [result / size for result, size in zip(results, inputs, strict=True)]
+        for result, size in zip(results, inputs, strict=True):
+            least, most = (1, MAX_SIZE) if size else (0, 0)
+            refuse_outside(np.asarray(result), least, most, f"an axis has length {size}: new size")
+        factors = [result / size if size else 1.0 for result, size in zip(results, inputs, strict=True)]
         if policy != "stretch":
             # One factor for all axes, so that the aspect ratio stays.
             factor = min(factors) if policy == "not_larger" else max(factors)

@@ -22,15 +22,17 @@ from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueErro
 from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator, static
 from ipujax.onnx.wide_values import narrowed
 
+Body = Callable[..., tuple[Any, ...]]
 
-class Body(Protocol):
+
+class LoopBody(Protocol):
     """A subgraph as a function; static values alone decide some of its outputs, which may be computed apart."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 
     def are_decided(self, *inputs: Any) -> list[bool]: ...
 
-    def with_outputs(self, positions: Sequence[int]) -> Body: ...
+    def with_outputs(self, positions: Sequence[int]) -> LoopBody: ...
 
 
 def _traced(values: Any) -> Any:
@@ -142,7 +144,7 @@ def loop(
     trip_count: Any,
     condition: Any,
     *carried: Any,
-    body: Body,
+    body: LoopBody,
     max_sizes: MaxSizes,
     budget: Budget,
 ) -> tuple[Any, ...]:
@@ -183,7 +185,7 @@ def loop(
     return _conditional_loop(trip_count, start, carried, body, iteration, max_sizes)
 
 
-def _counted_iterations(limit: int | None, carried: Sequence[Any], body: Body) -> int | None:
+def _counted_iterations(limit: int | None, carried: Sequence[Any], body: LoopBody) -> int | None:
     """Return how often a loop runs whose condition static values decide; None if traced ones do, or it runs too long.
 
     So is `while i < length` in files whose loops are no `for`: counter and length are carried, and known.
