@@ -9,7 +9,8 @@ An operator is a plain function at the newest opset that onnx has:
 Positional parameters are the node's inputs in order, None where a node leaves an optional one out; `*inputs` takes any
 number. Keyword-only parameters are its attributes, by ONNX's names and with ONNX's defaults; values are int, float,
 str, list of these, `numpy.ndarray` for tensors, functions of arrays for subgraphs. An attribute without a parameter is
-an error that names it. A few keyword-only parameters are facts of the node, see NODE_FACTS.
+an error that names it. Attributes of several operators may be a `TypedDict`, as in `**attributes: Unpack[Kernels]`.
+A few keyword-only parameters are facts of the node, see NODE_FACTS.
 
 A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). Sequences are tuples, an empty
 optional is None. A result is one value, or a tuple of as many as the node has outputs; an operator that returns a
@@ -21,7 +22,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -157,12 +158,24 @@ def _described(key: Key, function: Callable[..., Any]) -> Operator:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     required = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    if shared := _shared_attributes(function):
+        keywords |= shared.__required_keys__ | shared.__optional_keys__
+        required |= shared.__required_keys__
+        takes_any = False
     return Operator(
         key=key,
         function=function,
         max_inputs=None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
         required_inputs=sum(p.default is p.empty for p in positional),
-        attributes=None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(keywords - set(NODE_FACTS)),
+        attributes=None if takes_any else frozenset(keywords - set(NODE_FACTS)),
         required_attributes=frozenset(required - set(NODE_FACTS)),
         node_facts=frozenset(keywords & set(NODE_FACTS)),
     )
+
+
+def _shared_attributes(function: Callable[..., Any]) -> Any:
+    """Return the `TypedDict` of `**name: Unpack[…]`; None without one."""
+    name = inspect.getfullargspec(function).varkw
+    hint = get_type_hints(function).get(name) if name else None
+    return get_args(hint)[0] if get_origin(hint) is Unpack else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 
@@ -12,6 +12,7 @@ from ipujax.onnx.operators.convolution import convolution
 from ipujax.onnx.operators.matmul import gemm
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.pools import max_pool
+from ipujax.onnx.operators.window_attributes import Kernels
 from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 
@@ -96,10 +97,10 @@ def fused_convolution(
     *,
     activation: str = "",
     activation_params: Sequence[float] = (),
-    **windows: Any,
+    **attributes: Unpack[Kernels],
 ) -> Array:
     """A convolution, the sum with another array, and a non-linearity."""
-    y = convolution(x, w, b, **windows)
+    y = convolution(x, w, b, **attributes)
     return activated(y if z is None else y + z, activation, activation_params)
 
 
@@ -114,9 +115,9 @@ def channels_last(x: Array) -> Array:
 
 
 @operator("NhwcConv", DOMAIN)
-def convolution_of_last_channels(x: Value, w: Value, b: Optional = None, **windows: Any) -> Array:
+def convolution_of_last_channels(x: Value, w: Value, b: Optional = None, **attributes: Unpack[Kernels]) -> Array:
     """A convolution of an array with channels last; weights have their channels first."""
-    return channels_last(convolution(channels_first(x), w, b, **windows))
+    return channels_last(convolution(channels_first(x), w, b, **attributes))
 
 
 @operator("NhwcFusedConv", DOMAIN)

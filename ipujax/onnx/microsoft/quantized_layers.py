@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.quantization import centred_levels
 from ipujax.onnx.operators.recurrent_layers import (
-    Activations,
+    LayerAttributes,
     lstm_settings,
     quantized_lstm_step,
     run_directions,
@@ -41,14 +41,9 @@ def lstm_with_quantized_weights(
     r_scale: Value,
     r_zero_point: Value,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     input_forget: int = 0,
     output_count: int = 1,
+    **attributes: Unpack[LayerAttributes],
 ) -> tuple[Array, ...]:
     """As LSTM, with weights [directions, rows, 4 · hidden]; the other operands of its products are rounded to uint8.
 
@@ -71,17 +66,14 @@ def lstm_with_quantized_weights(
     )
     biases = 0 * units if b is None else jnp.asarray(b).reshape(count, 2, 4, hidden).sum(1)
     of_directions = zip(x_scale * input_scales, output_scales, biases, strict=True)
-    plain = lstm_settings(p, direction, bool(input_forget))
+    plain = lstm_settings(p, attributes.get("direction", "forward"), bool(input_forget))
     settings = [{**each, "scales": scales} for each, scales in zip(plain, of_directions, strict=False)]
     results = run_directions(
         "lstm",
         (levels, _whole_weights(w, w_zero_point), outputs, None, sequence_lens),
         [initial_h, initial_c],
-        Activations(activations, activation_alpha, activation_beta, clip),
-        direction,
-        0,
-        hidden_size,
         settings,
         quantized_lstm_step,
+        **attributes,
     )
     return results[:output_count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,16 @@ from ipujax.onnx.operators.operand_types import (
     size_of,
 )
 from ipujax.onnx.operators.sampling import linear_samples
-from ipujax.onnx.operators.window_attributes import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
+from ipujax.onnx.operators.window_attributes import (
+    Kernels,
+    PaddedWindows,
+    Spacing,
+    Windows,
+    kernel_of,
+    refuse_long,
+    refuse_two_paddings,
+    slide,
+)
 from ipujax.onnx.registry import operator, static
 
 
@@ -34,16 +44,12 @@ def convolution(
     w: Value,
     b: Optional = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[PaddedWindows],
 ) -> Array:
     x, w = map(jnp.asarray, (x, w))
-    kernel = kernel_of(kernel_shape, w)
-    windows = slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
+    windows = slide(x.shape[2:], kernel_of(kernel_shape, w), **attributes)
     return _with_bias(convolve(x, w, windows, group), b)
 
 
@@ -64,29 +70,14 @@ def integer_convolution(
     w: Value,
     x_zero_point: Optional = None,
     w_zero_point: Optional = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[Kernels],
 ) -> Array:
     """Convolution in int32 of differences from the zero points; padding is the zero point."""
     wide_w = jnp.asarray(w).astype(jnp.int32)
     shifted_x = jnp.asarray(x).astype(jnp.int32) - _zero(x_zero_point)
     zero = jnp.asarray(_zero(w_zero_point))
     shifted_w = wide_w - (along(zero, 0, wide_w.ndim) if zero.ndim else zero)
-    return convolution(
-        shifted_x,
-        shifted_w,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    return convolution(shifted_x, shifted_w, **attributes)
 
 
 def _zero(zero_point: Optional) -> Array | int:
@@ -181,17 +172,15 @@ def deformable_convolution(
     b: Optional = None,
     mask: Optional = None,
     *,
-    dilations: Sequence[int] | None = None,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
     offset_group: int = 1,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[Spacing],
 ) -> Array:
     """Convolution whose windows are sampled at positions shifted by `offset`, linearly interpolated."""
     x, w, offset = map(jnp.asarray, (x, w, offset))
     batch, channels, *sizes = x.shape
-    windows = slide(sizes, kernel_of(kernel_shape, w), strides=strides, dilations=dilations, pads=pads)
+    windows = slide(sizes, kernel_of(kernel_shape, w), **attributes)
     rank = windows.rank
     taps = math.prod(windows.kernel)
     places = math.prod(windows.counts)
@@ -229,20 +218,12 @@ def _grid(windows: Windows) -> Value:
 
 
 @operator("Col2Im")
-def image_of_columns(
-    x: Value,
-    image_shape: Value,
-    block_shape: Value,
-    *,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array:
+def image_of_columns(x: Value, image_shape: Value, block_shape: Value, **attributes: Unpack[Spacing]) -> Array:
     """Image [N, C, spatial] in which blocks [N, C · elements, blocks] are added up where they overlap."""
     x = jnp.asarray(x)
     sizes = integers(static(image_shape, "image_shape"))
     block = integers(static(block_shape, "block_shape"))
-    windows = slide(sizes, block, strides=strides, dilations=dilations, pads=pads)
+    windows = slide(sizes, block, **attributes)
     batch, rows, columns = x.shape
     taps = math.prod(block)
     grid = _grid(windows)

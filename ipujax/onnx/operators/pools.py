@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ from ipujax.onnx.operators.operand_types import (
     integers,
     refuse_outside,
 )
-from ipujax.onnx.operators.window_attributes import Windows, slide
+from ipujax.onnx.operators.window_attributes import PoolWindows, Windows, slide
 from ipujax.onnx.registry import is_static, operator, static
 
 
@@ -30,17 +30,13 @@ def max_pool(
     x: Value,
     *,
     kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
     storage_order: int = 0,
-    strides: Sequence[int] | None = None,
     output_count: int = 1,
+    **attributes: Unpack[PoolWindows],
 ) -> Array | tuple[Array, Array]:
     """Largest element of each window; as second result its index in the array, row- or column-major in the image."""
     x = jnp.asarray(x)
-    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    windows = _windows(x, kernel_shape, attributes)
     # JAX has no gradient of dilated windows, and no index of the largest element
     dilated = any(dilation > 1 for dilation in windows.dilations)
     if output_count == 1 and not dilated:
@@ -58,12 +54,9 @@ def lowest(dtype: Any) -> np.ndarray:
     return np.asarray(jnp.iinfo(dtype).min, dtype)
 
 
-def _windows(x: Array, kernel: Sequence[int], strides: Any, dilations: Any, pads: Any, auto: str, ceil: int) -> Windows:
+def _windows(x: Array, kernel: Sequence[int], attributes: PoolWindows) -> Windows:
     """Return the windows of a pool, each of which has an element."""
-    sizes = _image_sizes(x)
-    windows = slide(
-        sizes, kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto, ceil_mode=ceil, is_pool=True
-    )
+    windows = slide(_image_sizes(x), kernel, **attributes, is_pool=True)
     for elements, dilation, widths in zip(windows.kernel, windows.dilations, windows.padding(), strict=True):
         span = dilation * (elements - 1) + 1
         if max(widths) >= span:
@@ -130,38 +123,20 @@ def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int)
 
 @operator("AveragePool")
 def average_pool(
-    x: Value,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    x: Value, *, kernel_shape: Sequence[int], count_include_pad: int = 0, **attributes: Unpack[PoolWindows]
 ) -> Array:
     """Mean of each window, over the elements of the array, or also over the padding."""
     x = jnp.asarray(x)
-    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    windows = _windows(x, kernel_shape, attributes)
     sums = _reduce(x, windows, np.zeros((), x.dtype), lax.add)
     return sums / windows.elements(bool(count_include_pad)).astype(x.dtype)
 
 
 @operator("LpPool")
-def lp_pool(
-    x: Value,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    p: int = 2,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array:
+def lp_pool(x: Value, *, kernel_shape: Sequence[int], p: int = 2, **attributes: Unpack[PoolWindows]) -> Array:
     """p-norm of each window."""
     x = jnp.asarray(x)
-    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    windows = _windows(x, kernel_shape, attributes)
     sums = _reduce(jnp.abs(x) ** p, windows, np.zeros((), x.dtype), lax.add)
     return sums ** (1 / p)
 

@@ -6,6 +6,7 @@ Scales and zero points are scalars, or one for each element of an axis, or one f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from jax import lax
 from ipujax.onnx.element_types import FLOAT4, cast, element_dtype, is_floating
 from ipujax.onnx.operators.convolution import integer_convolution
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, on_axis
+from ipujax.onnx.operators.window_attributes import Kernels
 from ipujax.onnx.registry import operator
 
 
@@ -180,27 +182,10 @@ def quantized_convolution(
     y_scale: Value,
     y_zero_point: Value,
     b: Optional = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[Kernels],
 ) -> Array:
     """Quantised convolution of quantised arrays; the bias is in int32, at the scale of the product."""
-    y = integer_convolution(
-        x,
-        w,
-        jnp.ravel(x_zero_point)[0],
-        w_zero_point,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    y = integer_convolution(x, w, jnp.ravel(x_zero_point)[0], w_zero_point, **attributes)
     if b is not None:
         y = y + on_axis(b, y, 1, "the bias")
     weights = jnp.asarray(w_scale)

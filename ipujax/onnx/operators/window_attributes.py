@@ -8,13 +8,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from ipujax.onnx.budget import check_indices
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Value, ceil_div, numpy_for, refuse_outside, size_of
+
+
+class Spacing(TypedDict, total=False):
+    """Attributes of windows, one entry an axis, `pads` first those before all axes."""
+
+    dilations: Sequence[int] | None
+    pads: Sequence[int] | None
+    strides: Sequence[int] | None
+
+
+class PaddedWindows(Spacing, total=False):
+    """Attributes of windows whose padding has a name, "NOTSET" for `pads`."""
+
+    auto_pad: str
+
+
+class PoolWindows(PaddedWindows, total=False):
+    """Attributes of windows of which the last may pass the end."""
+
+    ceil_mode: int
+
+
+class Kernels(PaddedWindows, total=False):
+    """Attributes of a convolution."""
+
+    group: int
+    kernel_shape: Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True)
