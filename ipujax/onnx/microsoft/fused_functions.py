@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.operators.activation_functions import hard_sigmoid, leaky_relu
+from ipujax.onnx.operators.elementwise import hard_sigmoid, leaky_relu
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, on_axis
 from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from ipujax.onnx.microsoft.fused_functions import activated
 from ipujax.onnx.operators.convolution import convolution
-from ipujax.onnx.operators.matmul import gemm
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.pools import max_pool
+from ipujax.onnx.operators.reduction import gemm
 from ipujax.onnx.operators.window_attributes import Kernels
 from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ipujax.onnx.microsoft.fused_products import channels_first, channels_last
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.operators.activation_functions import leaky_relu
+from ipujax.onnx.operators.elementwise import leaky_relu
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.pools import average_pool
 from ipujax.onnx.operators.quantization import dequantize_linear, quantize_linear

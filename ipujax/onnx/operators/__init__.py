@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipujax.onnx.operators import (
-    activation_functions as activation_functions,
     attention as attention,
     constant_arrays as constant_arrays,
     convolution as convolution,
@@ -12,7 +11,6 @@ from ipujax.onnx.operators import (
     elementwise as elementwise,
     images as images,
     indexing as indexing,
-    matmul as matmul,
     normalization as normalization,
     pools as pools,
     quantization as quantization,

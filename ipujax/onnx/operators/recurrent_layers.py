@@ -17,7 +17,7 @@ import numpy as np
 
 from ipujax.front_end import recurrent
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
+from ipujax.onnx.operators.elementwise import elu, hard_sigmoid, leaky_relu
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.quantization import centred_levels
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
@@ -43,7 +43,7 @@ ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], tuple[float, ...]]] = {
     "ScaledTanh": (lambda x, alpha, beta: alpha * jnp.tanh(beta * x), (1.0, 1.0)),
     "Sigmoid": (jax.nn.sigmoid, ()),
     "Softplus": (jax.nn.softplus, ()),
-    "Softsign": (softsign, ()),
+    "Softsign": (jax.nn.soft_sign, ()),
     "Tanh": (jnp.tanh, ()),
     "ThresholdedRelu": (lambda x, alpha: jnp.where(x >= alpha, x, jnp.zeros_like(x)), (1.0,)),
 }

@@ -1,4 +1,4 @@
-"""Reductions over axes, and running sums and products."""
+"""Reductions over axes, running sums and products, the softmax family, and products of matrices and tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ipujax.onnx.element_types import index_dtype, is_floating
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, size_of
 from ipujax.onnx.registry import operator, register, static
 
@@ -145,3 +147,59 @@ def _running(combine: Callable[..., Array], neutral: int, x: Value, axis: Value,
         ordered = jnp.concatenate([first, ordered[:-1]])
     total = combine(ordered, axis=0, dtype=x.dtype)
     return jnp.moveaxis(total[::-1] if reverse else total, 0, along)
+
+
+@operator("Softmax")
+def softmax(x: Value, *, axis: int = -1) -> Array:
+    return jax.nn.softmax(x, axis=axis)
+
+
+@operator("LogSoftmax")
+def log_softmax(x: Value, *, axis: int = -1) -> Array:
+    return jax.nn.log_softmax(x, axis=axis)
+
+
+@operator("Hardmax")
+def hardmax(x: Value, *, axis: int = -1) -> Array:
+    """One at the first largest element along an axis, zero elsewhere."""
+    x = jnp.asarray(x)
+    if not x.size:
+        return x
+    return jax.nn.one_hot(jnp.argmax(x, axis=axis), x.shape[axis], axis=axis, dtype=x.dtype)
+
+
+@operator("MatMul")
+def matmul(a: Value, b: Value) -> Array:
+    return jnp.matmul(a, b)
+
+
+@operator("Gemm")
+def gemm(
+    a: Value,
+    b: Value,
+    c: Optional = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
+    """α A B + β C, either matrix transposed or not; scales of one are no operations."""
+    for matrix, name in ((a, "A"), (b, "B")):
+        if np.ndim(matrix) != 2:
+            raise OutsideError(f"{name} is no matrix", expected="2 dimensions", got=list(np.shape(matrix)))
+    product = jnp.matmul(jnp.transpose(a) if transA else a, jnp.transpose(b) if transB else b)
+    scaled = _scaled(product, alpha)
+    if c is None:
+        return scaled
+    addend = jnp.broadcast_to(c, product.shape) if np.ndim(c) > 2 else jnp.asarray(c)
+    return scaled + _scaled(addend, beta)
+
+
+def _scaled(x: Array, factor: float) -> Array:
+    return x if factor == 1 else (factor * x).astype(x.dtype)
+
+
+@operator("Einsum")
+def einstein_sum(*inputs: Value, equation: str) -> Array:
+    return jnp.einsum(equation.replace(" ", ""), *map(jnp.asarray, inputs))
