@@ -21,7 +21,7 @@ from ipujax.front_end import MadeAt
 from ipujax.onnx.budget import Budget, SubgraphNodes
 from ipujax.onnx.evaluation.folding import fold, is_foldable
 from ipujax.onnx.evaluation.saturation import run_narrowed
-from ipujax.onnx.evaluation.shape_sources import dependent_on, names_read
+from ipujax.onnx.evaluation.shape_sources import dependent_on
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import expanded
@@ -227,7 +227,7 @@ class Subgraph:
         for node in reversed(self.graph.nodes):
             if not needed.isdisjoint(node.outputs):
                 nodes.append(node)
-                needed |= names_read(node)
+                needed |= node.names_read()
         return replace(self, graph=replace(self.graph, nodes=tuple(reversed(nodes)), outputs=outputs))
 
 

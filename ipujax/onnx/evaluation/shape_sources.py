@@ -87,15 +87,9 @@ def dependent_on(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
     """Return the names of traced values and of all that are computed from them, shapes left out."""
     dependent = set(traced)
     for node in nodes:
-        if node.op_type not in _STATIC_RESULTS and not dependent.isdisjoint(names_read(node)):
+        if node.op_type not in _STATIC_RESULTS and not dependent.isdisjoint(node.names_read()):
             dependent.update(node.outputs)
     return dependent
-
-
-def names_read(node: Node) -> set[str]:
-    """Return the names that a node and the nodes of its subgraphs read."""
-    inner = (each for graph in node.subgraphs() for each in graph.all_nodes())
-    return {*node.inputs, *(name for each in inner for name in each.inputs)}
 
 
 def _shape_operands(node: Node) -> Iterator[str]:

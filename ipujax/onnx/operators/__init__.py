@@ -14,7 +14,6 @@ from ipujax.onnx.operators import (
     normalization as normalization,
     pools as pools,
     quantization as quantization,
-    random_draws as random_draws,
     recurrent_layers as recurrent_layers,
     reduction as reduction,
     resize as resize,
@@ -22,6 +21,5 @@ from ipujax.onnx.operators import (
     shapes as shapes,
     signals as signals,
     subgraphs as subgraphs,
-    texts as texts,
     training as training,
 )

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.budget import check_indices
+from ipujax.onnx.operators.images import linear_samples
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
@@ -24,7 +25,6 @@ from ipujax.onnx.operators.operand_types import (
     refuse_outside,
     size_of,
 )
-from ipujax.onnx.operators.sampling import linear_samples
 from ipujax.onnx.operators.window_attributes import (
     Kernels,
     PaddedWindows,

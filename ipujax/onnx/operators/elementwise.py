@@ -16,7 +16,7 @@ from jax import lax
 from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating
 from ipujax.onnx.onnx_errors import OutsideError, WideValueError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.operators.texts import as_texts
+from ipujax.onnx.operators.sequences import as_texts
 from ipujax.onnx.registry import is_static, operator, register
 from ipujax.onnx.wide_values import REMEDY
 
