@@ -17,7 +17,7 @@ from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import Array, Value, refuse_outside
 from ipujax.onnx.operators.sequences import as_texts
 from ipujax.onnx.registry import is_static, operator
-from ipujax.onnx.wide_values import check_held
+from ipujax.onnx.wide_values import check_held, is_text
 
 
 def as_features(x: Value) -> Array:
@@ -112,7 +112,7 @@ def array_feature_extractor(x: Value, positions: Value) -> Any:
     """Columns of an array by their positions; of a vector, of text too, a row of elements."""
     flat = jnp.ravel(jnp.asarray(positions))
     refuse_outside(np.ravel(positions) if isinstance(positions, np.ndarray) else None, 0, x.shape[-1] - 1, "position")
-    if x.dtype.kind in "OSU":  # labels of text are positions
+    if is_text(x):  # labels of text are positions
         return flat.astype(index_dtype()).reshape(1, -1)
     columns = jnp.take(jnp.asarray(x), flat, axis=-1)
     return columns.reshape(1, -1) if x.ndim == 1 else columns
@@ -127,13 +127,6 @@ def zip_map(
     names = "classlabels_int64s", "classlabels_strings"
     class_labels(classlabels_int64s, classlabels_strings, array.shape[-1], names)
     return array
-
-
-_TEXT = "OSU"  # NumPy's kinds
-
-
-def _is_text(x: Any) -> bool:
-    return np.dtype(x.dtype).kind in _TEXT
 
 
 def _column(name: str, *candidates: Any) -> np.ndarray:
@@ -167,7 +160,7 @@ def label_encoder(
         positions = list(range(len(classes_strings)))
         keys, values = (
             (np.asarray(classes_strings, object), np.asarray(positions))
-            if _is_text(x)
+            if is_text(x)
             else (np.asarray(positions), np.asarray(classes_strings, object))
         )
     else:
@@ -177,16 +170,16 @@ def label_encoder(
         values = _column("values", numbers, values_int64s, _texts(values_strings), values_tensor)
     if len(keys) != len(values):
         raise OnnxError("a table has another number of keys than values", expected=len(keys), got=len(values))
-    if _is_text(keys) != _is_text(x):
+    if is_text(keys) != is_text(x):
         raise OnnxError("keys of a table and the operand are of different kinds", expected=keys.dtype, got=x.dtype)
-    if _is_text(values):  # a value that no key has is the position behind the last
+    if is_text(values):  # a value that no key has is the position behind the last
         values, default = np.arange(len(values)), np.asarray(len(values))
     elif default_tensor is not None and default_tensor.size:
         default = np.ravel(default_tensor)[0]
     else:
         default = np.asarray(default_float if values.dtype.kind == "f" else default_int64)
     default = np.asarray(default).astype(values.dtype)
-    if _is_text(x):
+    if is_text(x):
         table = dict(zip(as_texts(keys, "keys"), values, strict=True))
         encoded = [table.get(text, default) for text in as_texts(x, "text").ravel()]
         return np.asarray(encoded, values.dtype).reshape(x.shape)
@@ -219,7 +212,7 @@ def one_hot_encoder(
 ) -> Any:
     """A last axis with 1 at the category of each element; without one of it, all zeros if `zeros` allows it."""
     categories = _column("categories", cats_int64s, _texts(cats_strings))
-    if _is_text(categories):
+    if is_text(categories):
         is_known_category = as_texts(x, "text")[..., None] == as_texts(categories, "categories")
         _check_known(is_known_category, zeros)
         return is_known_category.astype(np.float32)
@@ -247,6 +240,6 @@ def category_mapper(
     default_string: str = "_Unused",
 ) -> Any:
     """Text as numbers, or numbers as positions of their text."""
-    if _is_text(x):
+    if is_text(x):
         return label_encoder(x, keys_strings=cats_strings, values_int64s=cats_int64s, default_int64=default_int64)
     return label_encoder(x, keys_int64s=cats_int64s, values_strings=cats_strings, default_string=default_string)

@@ -13,11 +13,10 @@ from ipujax.onnx.microsoft.encoder_attention import (
     attended,
     multi_head_attention,
     rotary,
-    static_number,
     summed,
 )
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, static_integer
 from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, MaxSizes, data_dependent_size, is_static, operator
 
 
@@ -109,7 +108,7 @@ def _heads_of(query: Array, key: Optional, value: Optional, heads: int, key_head
 def _buffer_length(past: int, total: Value, max_sizes: MaxSizes) -> int:
     """Return the length of the cache after the node: a traced total must fit into the past buffer or a bound."""
     if is_static(total):
-        return max(past, static_number(total, "total_sequence_length"))
+        return max(past, static_integer(total, "total_sequence_length"))
     is_open = not any(bound for _, bound in max_sizes)
     return past if past and is_open else data_dependent_size(max_sizes, "the cache of keys")
 

@@ -86,9 +86,7 @@ def bias_softmax(data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast:
     if is_inner_broadcast and rows.ndim < data.ndim:
         missing = data.ndim - rows.ndim
         rows = rows.reshape(*rows.shape[:1], *(1,) * missing, *rows.shape[1:])
-    shifted = data + rows
-    flat = shifted.reshape(*shifted.shape[:axis], -1)
-    return jax.nn.softmax(flat, axis=-1).reshape(shifted.shape)
+    return jax.nn.softmax(data + rows, axis=tuple(range(axis, data.ndim)))
 
 
 def _turned(x: Value, is_batch_turned: int, is_turned: int) -> Array:

@@ -6,7 +6,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import jax
@@ -16,8 +16,9 @@ import numpy as np
 from ipujax.onnx.microsoft.encoder_attention import MASKED, projected_attention
 from ipujax.onnx.microsoft.fused_operators import channels_first, channels_last
 from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.operators.convolution import by_slice, shifted
 from ipujax.onnx.operators.elementwise import leaky_relu
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, on_axis
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, on_axis
 from ipujax.onnx.operators.pools import average_pool
 from ipujax.onnx.operators.quantization import (
     centred_levels,
@@ -52,20 +53,20 @@ def dequantize(x: Value, x_scale: Value, x_zero_point: Optional = None, *, axis:
     return dequantize_linear(x, x_scale, x_zero_point, axis=axis)
 
 
-@operator("QLinearAdd", DOMAIN)
-def quantized_sum(
-    a: Value, a_scale: Value, a_zero: Optional, b: Value, b_scale: Value, b_zero: Optional, scale: Value,
-    zero: Optional = None,
-) -> Array:  # fmt: skip
-    return quantized(real(a, a_scale, a_zero) + real(b, b_scale, b_zero), scale, zero, a)
+def _quantized_pair(combine: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """Return the operator that combines two quantised arrays."""
+
+    def combined(
+        a: Value, a_scale: Value, a_zero: Optional, b: Value, b_scale: Value, b_zero: Optional, scale: Value,
+        zero: Optional = None,
+    ) -> Array:  # fmt: skip
+        return quantized(combine(real(a, a_scale, a_zero), real(b, b_scale, b_zero)), scale, zero, a)
+
+    return combined
 
 
-@operator("QLinearMul", DOMAIN)
-def quantized_product(
-    a: Value, a_scale: Value, a_zero: Optional, b: Value, b_scale: Value, b_zero: Optional, scale: Value,
-    zero: Optional = None,
-) -> Array:  # fmt: skip
-    return quantized(real(a, a_scale, a_zero) * real(b, b_scale, b_zero), scale, zero, a)
+operator("QLinearAdd", DOMAIN)(_quantized_pair(jnp.add))
+operator("QLinearMul", DOMAIN)(_quantized_pair(jnp.multiply))
 
 
 @operator("QLinearSigmoid", DOMAIN)
@@ -86,10 +87,8 @@ def quantized_softmax(
 ) -> Array:
     """Softmax along an axis; before opset 13 over all dimensions from it on."""
     array = real(x, x_scale, x_zero)
-    if opset >= 13:
-        return quantized(jax.nn.softmax(array, axis=axis), y_scale, y_zero, x)
-    flat = array.reshape(*array.shape[: axis % array.ndim], -1)
-    return quantized(jax.nn.softmax(flat, axis=-1).reshape(array.shape), y_scale, y_zero, x)
+    axes = axis if opset >= 13 else tuple(range(axis % array.ndim, array.ndim))
+    return quantized(jax.nn.softmax(array, axis=axes), y_scale, y_zero, x)
 
 
 @operator("QLinearConcat", DOMAIN)
@@ -141,12 +140,6 @@ def quantized_average_pool(
     return quantized(channels_last(pooled) if is_last else pooled, y_scale, y_zero, x)
 
 
-def _columns(values: Value, product: Array) -> Array:
-    """Return scales, one or one for each column, so that they broadcast with a product."""
-    vector = jnp.asarray(values)
-    return along(vector, -1, product.ndim) if vector.ndim == 1 and vector.size > 1 else vector
-
-
 @operator("MatMulIntegerToFloat", DOMAIN)
 def float_product_of_integers(
     a: Value,
@@ -159,7 +152,7 @@ def float_product_of_integers(
 ) -> Array:
     """Product of quantised matrices as floats, and a bias."""
     product = matmul_integer(a, b, a_zero_point, b_zero_point)
-    scale = jnp.asarray(a_scale).reshape(()) * _columns(b_scale, product)
+    scale = jnp.asarray(a_scale).reshape(()) * by_slice(b_scale, product, -1)
     y = product.astype(scale.dtype) * scale
     return y if bias is None else y + on_axis(bias, y, -1, "the bias")
 
@@ -194,7 +187,7 @@ def quantized_gemm(
     left, right = (jnp.asarray(x).T if is_turned else x for x, is_turned in ((a, transA), (b, transB)))
     product = matmul_integer(left, right, a_zero_point, b_zero_point)
     product = product if c is None else product + c
-    scale = np.float32(alpha) * jnp.asarray(a_scale).reshape(()) * _columns(b_scale, product)
+    scale = np.float32(alpha) * jnp.asarray(a_scale).reshape(()) * by_slice(b_scale, product, -1)
     y = product.astype(jnp.float32) * scale
     if y_scale is None:
         return y
@@ -236,11 +229,9 @@ def quantized_attention(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """As Attention, with quantised operand and weights; weights have a scale each column or one."""
-    matrix = jnp.asarray(weights).astype(jnp.int32)
-    shifted = matrix if weight_zero_point is None else matrix - jnp.asarray(weight_zero_point).astype(jnp.int32)
     return projected_attention(
         real(x, x_scale, x_zero_point),
-        shifted.astype(jnp.float32) * jnp.asarray(weight_scale),
+        shifted(weights, weight_zero_point, -1).astype(jnp.float32) * jnp.asarray(weight_scale),
         bias,
         mask_index,
         past,

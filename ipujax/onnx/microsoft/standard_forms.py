@@ -8,15 +8,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from ipujax.onnx.element_types import element_dtype, working_dtype
+from ipujax.onnx.element_types import working_dtype
 from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.operators.constant_arrays import number_range, triangle
 from ipujax.onnx.operators.images import grid_sample
 from ipujax.onnx.operators.indexing import gather_nd
-from ipujax.onnx.operators.normalization import layer_normalization
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, axis_of, on_axis, refuse_outside_axis
-from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator, static
+from ipujax.onnx.operators.normalization import layer_normalization, scaled_by_root_mean_square
+from ipujax.onnx.operators.operand_types import (
+    Array,
+    Optional,
+    Value,
+    along,
+    on_axis,
+    refuse_outside_axis,
+    static_integer,
+)
+from ipujax.onnx.operators.shapes import pad
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 
 def _total(x: Value, skip: Value, bias: Optional) -> Array:
@@ -42,14 +51,6 @@ def skip_layer_normalization(
     return (y, mean, inverse, total)[:output_count]
 
 
-def _root_mean_square_norm(
-    x: Array, scale: Value, epsilon: float, axes: tuple[int, ...], stash: int = 1
-) -> tuple[Array, Array]:
-    wide = x.astype(element_dtype(stash))
-    inverse = lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
-    return (wide * inverse).astype(x.dtype) * scale, inverse
-
-
 @operator("SkipSimplifiedLayerNormalization", DOMAIN)
 def skip_simplified_layer_normalization(
     x: Value, skip: Value, gamma: Value, bias: Optional = None, *, epsilon: float = 1e-12, output_count: int = 1
@@ -57,7 +58,7 @@ def skip_simplified_layer_normalization(
     """Root mean square norm of x + skip + bias; also zero for a mean, the reciprocal of the norm, and the sum."""
     total = _total(x, skip, bias)
     on_axis(gamma, total, -1, "gamma")
-    y, inverse = _root_mean_square_norm(total, gamma, epsilon, (-1,))
+    y, inverse = scaled_by_root_mean_square(total, gamma, -1, epsilon)
     return (y, jnp.zeros_like(inverse), inverse, total)[:output_count]
 
 
@@ -67,9 +68,7 @@ def simplified_layer_normalization(
 ) -> tuple[Array, ...]:
     """Root mean square norm over an axis and those after it, and the reciprocal of the norm."""
     # ONNX Runtime has it among ONNX's own operators; see `reading.old_nodes`.
-    x = jnp.asarray(x)
-    axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
-    return _root_mean_square_norm(x, scale, epsilon, axes, stash_type)[:output_count]
+    return scaled_by_root_mean_square(jnp.asarray(x), scale, axis, epsilon, stash_type)[:output_count]
 
 
 @operator("EmbedLayerNormalization", DOMAIN)
@@ -114,7 +113,7 @@ def inverse(x: Value) -> Array:
 
 @operator("ExpandDims", DOMAIN)
 def expand_dims(x: Value, axis: Value) -> Array:
-    return jnp.expand_dims(jnp.asarray(x), int(static(axis, "axis").reshape(())))
+    return jnp.expand_dims(jnp.asarray(x), static_integer(axis, "axis"))
 
 
 @operator("TorchEmbedding", DOMAIN)
@@ -143,38 +142,23 @@ def pairwise_distances(a: Value, b: Value, *, metric: str = "sqeuclidean") -> Ar
     return squares if metric == "sqeuclidean" else jnp.sqrt(squares)
 
 
-@operator("Trilu", DOMAIN)
-def triangle(x: Value, k: Optional = None, *, upper: int = 1) -> Array:
-    diagonal = 0 if k is None else int(static(k, "k").reshape(()))
-    return (jnp.triu if upper else jnp.tril)(jnp.asarray(x), diagonal)
-
-
-@operator("GatherND", DOMAIN)
-def gather_rows(data: Value, indices: Value) -> Any:
-    return gather_nd(data, indices)
+operator("GatherND", DOMAIN)(gather_nd)
+operator("Trilu", DOMAIN)(triangle)
 
 
 @operator("Range", DOMAIN)
-def number_range(start: Value, limit: Value, delta: Optional = None) -> np.ndarray:
-    """Static numbers from `start` to below `limit`."""
-    first, stop = static(start, "start"), static(limit, "limit")
-    step = np.ones((), first.dtype) if delta is None else static(delta, "delta")
-    count = np.ceil((stop - first) / step).reshape(())
-    return np.asarray(first + step * np.arange(max(0, int(count))), first.dtype)
+def range_by_one(start: Value, limit: Value, delta: Optional = None) -> Value:
+    """Numbers from `start` to below `limit`, one apart without `delta`."""
+    return number_range(start, limit, np.ones((), start.dtype) if delta is None else delta)
 
 
 @operator("Pad", DOMAIN)
 def padded(data: Value, pads: Value, value: Optional = None, *, mode: str = "constant") -> Array:
     """Array with static widths of padding around it."""
-    modes = {"constant": "constant", "reflect": "reflect", "edge": "edge"}
+    modes = ("constant", "reflect", "edge")
     if mode not in modes:
         raise OnnxError("the attribute 'mode' is unknown", expected=f"one of {', '.join(modes)}", got=mode)
-    widths: Sequence[Any] = static(pads, "pads").reshape(2, -1).T.tolist()
-    if mode == "constant":
-        return jnp.pad(
-            jnp.asarray(data), widths, constant_values=0 if value is None else jnp.asarray(value).reshape(())
-        )
-    return jnp.pad(jnp.asarray(data), widths, mode=mode)
+    return pad(data, pads, value, mode=mode)
 
 
 @operator("GridSample", DOMAIN)

@@ -73,15 +73,19 @@ def integer_convolution(
     **attributes: Unpack[Kernels],
 ) -> Array:
     """Convolution in int32 of differences from the zero points; padding is the zero point."""
-    wide_w = jnp.asarray(w).astype(jnp.int32)
-    shifted_x = jnp.asarray(x).astype(jnp.int32) - _zero(x_zero_point)
-    zero = jnp.asarray(_zero(w_zero_point))
-    shifted_w = wide_w - (along(zero, 0, wide_w.ndim) if zero.ndim else zero)
-    return convolution(shifted_x, shifted_w, **attributes)
+    return convolution(shifted(x, x_zero_point, 0), shifted(w, w_zero_point, 0), **attributes)
 
 
-def _zero(zero_point: Optional) -> Array | int:
-    return 0 if zero_point is None else jnp.asarray(zero_point).astype(jnp.int32)
+def shifted(x: Value, zero_point: Optional, axis: int) -> Array:
+    """Return differences from a zero point, or from one for each slice along an axis, in int32."""
+    wide = jnp.asarray(x).astype(jnp.int32)
+    return wide if zero_point is None else wide - by_slice(zero_point, wide, axis).astype(jnp.int32)
+
+
+def by_slice(values: Value, x: Array, axis: int) -> Array:
+    """Return one value, or one for each slice of an array along an axis, so that they broadcast with it."""
+    vector = jnp.asarray(values)
+    return along(vector, axis, x.ndim) if vector.ndim == 1 and vector.size > 1 else vector
 
 
 @operator("ConvTranspose")

@@ -66,14 +66,14 @@ def cubic_taps(position: Array, coefficient: float = -0.75) -> Taps:
     return Taps(below.astype(jnp.int32)[..., None] + offsets, cubic_kernel(distance, coefficient))
 
 
-def cubic_kernel(distance: Array, coefficient: float) -> Array:
-    """Weight of an element at a distance of at most two elements."""
+def cubic_kernel(distance: Any, coefficient: float) -> Any:
+    """Weight of an element at a distance, static or traced; zero from two elements on."""
     # Source: R. G. Keys, "Cubic convolution interpolation for digital image processing" (1981).
     a = coefficient
     d = distance
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return jnp.where(d <= 1, near, jnp.where(d < 2, far, jnp.zeros_like(d)))
+    return near * (d <= 1) + far * ((d > 1) & (d < 2))
 
 
 def reflected(position: Array, low: float, high: float) -> Array:

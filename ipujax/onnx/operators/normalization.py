@@ -108,11 +108,17 @@ def layer_normalization(
 @operator("RMSNormalization")
 def rms_normalization(x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """Array divided by its root mean square over an axis and those after it."""
-    x = jnp.asarray(x)
+    return scaled_by_root_mean_square(jnp.asarray(x), scale, axis, epsilon, stash_type)[0]
+
+
+def scaled_by_root_mean_square(
+    x: Array, scale: Value, axis: int, epsilon: float, stash_type: int = 1
+) -> tuple[Array, Array]:
+    """Return the array of `rms_normalization`, and the reciprocal of the root."""
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     wide = x.astype(element_dtype(stash_type))
-    standard = wide * lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
-    return standard.astype(x.dtype) * scale
+    inverse = lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
+    return (wide * inverse).astype(x.dtype) * scale, inverse
 
 
 @operator("LpNormalization")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ipujax.onnx.element_types import index_dtype, is_floating
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, size_of
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, size_of, static_integer
 from ipujax.onnx.registry import operator, register, static
 
 Axes = tuple[int, ...]
@@ -107,46 +107,42 @@ for _name, _reduce in REDUCTIONS.items():
     register("", _name)(_reduction(_name, _reduce))
 
 
-@operator("ArgMax")
-def arg_max(x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
-    """Index of the largest element along an axis; of equal ones the first, or the last."""
-    return _winner(jnp.argmax, x, axis, keepdims, select_last_index)
+def _index(find: Callable[..., Array]) -> Callable[..., Array]:
+    """Return the operator that finds the largest or the smallest element."""
+
+    def found(x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+        """Index of the largest or smallest element along an axis; of equal ones the first, or the last."""
+        x = jnp.asarray(x)
+        index = find(jnp.flip(x, axis) if select_last_index else x, axis=axis, keepdims=bool(keepdims))
+        return (x.shape[axis] - 1 - index if select_last_index else index).astype(index_dtype())
+
+    return found
 
 
-@operator("ArgMin")
-def arg_min(x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
-    """Index of the smallest element along an axis; of equal ones the first, or the last."""
-    return _winner(jnp.argmin, x, axis, keepdims, select_last_index)
+operator("ArgMax")(_index(jnp.argmax))
+operator("ArgMin")(_index(jnp.argmin))
 
 
-def _winner(find: Callable[..., Array], x: Value, axis: int, keepdims: int, last: int) -> Array:
-    x = jnp.asarray(x)
-    index = find(jnp.flip(x, axis) if last else x, axis=axis, keepdims=bool(keepdims))
-    return (x.shape[axis] - 1 - index if last else index).astype(index_dtype())
+def _running(combine: Callable[..., Array], neutral: int) -> Callable[..., Array]:
+    """Return the operator that adds up, or multiplies, the elements up to each."""
+
+    def running(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Array:
+        """Sums or products of the elements up to each along an axis, without itself if exclusive."""
+        x = jnp.asarray(x)
+        along = static_integer(axis, "axis")
+        line = jnp.moveaxis(x, along, 0)
+        ordered = line[::-1] if reverse else line
+        if exclusive:
+            first = jnp.full((min(1, len(line)), *line.shape[1:]), neutral, x.dtype)
+            ordered = jnp.concatenate([first, ordered[:-1]])
+        total = combine(ordered, axis=0, dtype=x.dtype)
+        return jnp.moveaxis(total[::-1] if reverse else total, 0, along)
+
+    return running
 
 
-@operator("CumSum")
-def running_sum(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Array:
-    """Sums of all elements up to each along an axis, without itself if exclusive, from the end if reverse."""
-    return _running(jnp.cumsum, 0, x, axis, exclusive, reverse)
-
-
-@operator("CumProd")
-def running_product(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Array:
-    """Products of all elements up to each along an axis, as `running_sum`."""
-    return _running(jnp.cumprod, 1, x, axis, exclusive, reverse)
-
-
-def _running(combine: Callable[..., Array], neutral: int, x: Value, axis: Value, exclusive: int, reverse: int) -> Array:
-    x = jnp.asarray(x)
-    along = integers(static(axis, "axis"))[0]
-    line = jnp.moveaxis(x, along, 0)
-    ordered = line[::-1] if reverse else line
-    if exclusive:
-        first = jnp.full((min(1, len(line)), *line.shape[1:]), neutral, x.dtype)
-        ordered = jnp.concatenate([first, ordered[:-1]])
-    total = combine(ordered, axis=0, dtype=x.dtype)
-    return jnp.moveaxis(total[::-1] if reverse else total, 0, along)
+operator("CumSum")(_running(jnp.cumsum, 0))
+operator("CumProd")(_running(jnp.cumprod, 1))
 
 
 @operator("Softmax")

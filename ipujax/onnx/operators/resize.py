@@ -14,6 +14,7 @@ import numpy as np
 from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.onnx_errors import OutsideError
+from ipujax.onnx.operators.images import cubic_kernel
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, axes_of, integers, refuse_outside
 from ipujax.onnx.registry import operator, static
 
@@ -171,14 +172,8 @@ def _weights(
     check_table(line.result * 2 * int(np.ceil(radius)), "weights of a Resize")
     index = first[:, None] + np.arange(2 * int(np.ceil(radius)))
     distance = np.abs(index - position[:, None]) / stretch
-    weight = np.maximum(1 - distance, 0) if mode == "linear" else _keys(distance, coefficient)
+    weight = np.maximum(1 - distance, 0) if mode == "linear" else cubic_kernel(distance, coefficient)
     return index, weight / weight.sum(axis=1, keepdims=True) if antialias else weight
-
-
-def _keys(distance: Floats, a: float) -> Floats:
-    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
 def _combined(x: Array, axis: int, index: np.ndarray, weight: Floats) -> Array:

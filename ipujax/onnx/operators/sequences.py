@@ -16,7 +16,7 @@ import numpy as np
 from ipujax.onnx.bounded_values import BoundedSequence, TracedOptional
 from ipujax.onnx.budget import Budget, check_table, check_terms
 from ipujax.onnx.onnx_errors import TracedOperandError
-from ipujax.onnx.operators.operand_types import Array, Value, ceil_div, integers, refuse_outside
+from ipujax.onnx.operators.operand_types import Array, Value, ceil_div, integers, refuse_outside, static_integer
 from ipujax.onnx.operators.shapes import stops_of
 from ipujax.onnx.registry import is_static, operator, static
 
@@ -126,7 +126,7 @@ Values = tuple[Any, ...]
 
 
 def _position(position: Any, length: int, default: int) -> int:
-    index = default if position is None else int(static(position, "position").reshape(()))
+    index = default if position is None else static_integer(position, "position")
     # The default of an insertion, the place behind the last element, is the only one that is no element's.
     refuse_outside(np.asarray(index), -length, max(length - 1, default), f"a sequence of {length} has no position")
     return index + length if index < 0 else index

@@ -10,7 +10,7 @@ from jax import lax
 
 from ipujax.onnx.budget import check_table
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, numpy_for
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, numpy_for, static_integer
 from ipujax.onnx.registry import operator, register, static
 
 
@@ -22,10 +22,10 @@ def fourier_transform(
     # The last axis is 2 if complex, 1 if real. One-sided: the first half of the frequencies, of the result or, for an
     # inverse, of the operand; then the result is real.
     x = jnp.asarray(x)
-    along = axis_of(-2 if axis is None else integers(static(axis, "axis"))[0], x.ndim)
+    along = axis_of(-2 if axis is None else static_integer(axis, "axis"), x.ndim)
     # Half of the frequencies of n real samples are n // 2 + 1: even n is assumed, as in NumPy.
     default = 2 * (x.shape[along] - 1) if inverse and onesided else x.shape[along]
-    length = default if dft_length is None else integers(static(dft_length, "dft_length"))[0]
+    length = default if dft_length is None else static_integer(dft_length, "dft_length")
     # with x64 in double: zeros of ONNX's cases are zero there, and 1e-6 in single precision
     wide = x.astype(canonical(np.float64))
     signal = wide[..., 0] if x.shape[-1] == 1 else lax.complex(wide[..., 0], wide[..., 1])
@@ -46,9 +46,9 @@ def short_time_fourier_transform(
 ) -> Array:
     """Fourier transforms of overlapping frames, [N, frames, frequencies, 2]; step and length must be static."""
     x = jnp.asarray(signal)
-    step = integers(static(frame_step, "frame_step"))[0]
+    step = static_integer(frame_step, "frame_step")
     if frame_length is not None:
-        length = integers(static(frame_length, "frame_length"))[0]
+        length = static_integer(frame_length, "frame_length")
     else:
         length = x.shape[1] if window is None else window.shape[0]
     # Samples behind the last complete frame are not transformed.
@@ -70,7 +70,7 @@ WINDOWS = {
 def _window(coefficients: tuple[float, ...]) -> object:
     def window(size: Value, *, output_datatype: int = FLOAT, periodic: int = 1) -> Value:
         """Window of a static size: a sum of cosines, over a period or from end to end."""
-        count = integers(static(size, "size"))[0]
+        count = static_integer(size, "size")
         xp = numpy_for(count)
         angle = 2 * math.pi * xp.arange(count) / (count if periodic else max(1, count - 1))
         values = sum(factor * xp.cos(order * angle) for order, factor in enumerate(coefficients))
@@ -95,7 +95,7 @@ def mel_weight_matrix(
 ) -> np.ndarray:
     """Static weights of triangular filters, equidistant in mel, [frequencies, filters]."""
     bins, length, rate = (
-        integers(static(each, name))[0]
+        static_integer(each, name)
         for each, name in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
     )
     check_table(max(1, bins) * max(1, length // 2 + 1), "weights of mel filters")

@@ -19,6 +19,7 @@ from ipujax.onnx.bounded_values import BoundedSequence, fitted, merged
 from ipujax.onnx.budget import MAX_COUNTED_ITERATIONS, Budget
 from ipujax.onnx.element_types import index_dtype
 from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
+from ipujax.onnx.operators.operand_types import static_integer
 from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator, static
 from ipujax.onnx.wide_values import narrowed
 
@@ -150,7 +151,7 @@ def loop(
 ) -> tuple[Any, ...]:
     """Repeat a subgraph `(iteration, condition, *carried) → (condition, *carried, *collected)`."""
     is_counted = trip_count is None or is_static(trip_count)
-    iterations = None if trip_count is None or not is_counted else max(0, int(static(trip_count, "M").reshape(())))
+    iterations = None if trip_count is None or not is_counted else max(0, static_integer(trip_count, "M"))
     is_entered = condition is None or (is_static(condition) and _flag(condition))
     is_decided = condition is None or is_static(condition)
     try:
