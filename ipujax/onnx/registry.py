@@ -12,8 +12,9 @@ str, list of these, `numpy.ndarray` for tensors, functions of arrays for subgrap
 an error that names it. Attributes of several operators may be a `TypedDict`, as in `**attributes: Unpack[Kernels]`.
 A few keyword-only parameters are facts of the node, see NODE_FACTS.
 
-A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). Sequences are tuples, an empty
-optional is None. A result is one value, or a tuple of as many as the node has outputs; an operator that returns a
+A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). An operand that decides a shape is
+annotated `Static`: a traced one is refused, and what it depends on is no parameter of a model. Sequences are tuples, an
+empty optional is None. A result is one value, or a tuple of as many as the node has outputs; an operator that returns a
 sequence as its only output returns a tuple with that tuple in it.
 """
 
@@ -43,6 +44,7 @@ NODE_FACTS: Mapping[str, str] = {
 STANDARD_DOMAIN = ""  # ai.onnx; both names mean it in files
 MICROSOFT_DOMAIN = "com.microsoft"  # of ONNX Runtime
 EARLY_DOMAIN = "ipujax.early"  # operators of early opsets that no node of the newest stands for
+_STATIC = ("Static", "Static | None")  # annotations, which are text where their evaluation is postponed
 _ALIASES = {"ai.onnx": STANDARD_DOMAIN}
 
 Key = tuple[str, str]  # domain, type of operator
@@ -62,6 +64,7 @@ class Operator:
         attributes: names of keyword-only parameters that are attributes; None: any.
         required_attributes: those without a default.
         node_facts: names of NODE_FACTS among the parameters.
+        static_operands: names of positional parameters that must be static, by position.
     """
 
     key: Key
@@ -71,6 +74,12 @@ class Operator:
     attributes: frozenset[str] | None
     required_attributes: frozenset[str]
     node_facts: frozenset[str]
+    static_operands: Mapping[int, str]
+
+    def with_static_operands(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the operands; refuse traced ones that must be static."""
+        names = self.static_operands
+        return [static(x, names[n]) if n in names and x is not None else x for n, x in enumerate(operands)]
 
 
 OPERATORS: dict[Key, Operator] = {}
@@ -171,6 +180,7 @@ def _described(key: Key, function: Callable[..., Any]) -> Operator:
         attributes=None if takes_any else frozenset(keywords - set(NODE_FACTS)),
         required_attributes=frozenset(required - set(NODE_FACTS)),
         node_facts=frozenset(keywords & set(NODE_FACTS)),
+        static_operands={n: p.name for n, p in enumerate(positional) if p.annotation in _STATIC},
     )
 
 

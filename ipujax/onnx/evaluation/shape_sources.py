@@ -8,48 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.registry import EARLY_DOMAIN, MICROSOFT_DOMAIN
+from ipujax.onnx.registry import EARLY_DOMAIN, OPERATORS
 
-# Operator → positions of operands that decide the shape of a result; None: all.
-SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
-    "AffineGrid": (1,),
-    "BlackmanWindow": None,
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "ConstantOfShape": None,
-    "CumProd": (1,),
-    "CumSum": (1,),
-    "DFT": (1, 2),
-    "Expand": (1,),
-    "HammingWindow": None,
-    "HannWindow": None,
-    "Loop": (0, 1),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": None,
-    "OneHot": (1,),
-    "Pad": (1, 3),
-    "Range": None,
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "STFT": (1, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "SplitToSequence": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
-    "Upsample": (1,),
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"), (1,)),
-    **dict.fromkeys(("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), (1,)),
-}
-# The same of `com.microsoft`, of floats.
-_SHAPE_OPERANDS_OF_MICROSOFT: Mapping[str, tuple[int, ...] | None] = {"Range": None}
 # Operators of which operands at these positions decide a size, regions or a branch, and may be traced too: with a
-# bound, or as a `lax.cond`.
+# bound, or as control flow of `lax`. Those that must be static are said by the operators.
 _DECIDING_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     "Compress": (1,),
     "If": (0,),
+    "Loop": (0, 1),
     "MaxRoiPool": (1,),
     "NonMaxSuppression": None,
     "NonZero": (0,),
@@ -93,10 +59,10 @@ def dependent_on(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
 
 
 def _shape_operands(node: Node) -> Iterator[str]:
-    is_standard = node.domain in ("", EARLY_DOMAIN)
-    operands = {**_DECIDING_OPERANDS, **SHAPE_OPERANDS} if is_standard else _SHAPE_OPERANDS_OF_MICROSOFT
-    positions = operands.get(node.op_type, ()) if is_standard or node.domain == MICROSOFT_DOMAIN else ()
-    for n in range(len(node.inputs)) if positions is None else positions:
+    entry = OPERATORS.get((node.domain, node.op_type))
+    deciding = _DECIDING_OPERANDS.get(node.op_type, ()) if node.domain in ("", EARLY_DOMAIN) else ()
+    positions = range(len(node.inputs)) if deciding is None else (*deciding, *(entry.static_operands if entry else ()))
+    for n in positions:
         if n < len(node.inputs) and node.inputs[n]:
             yield node.inputs[n]
 

@@ -18,11 +18,12 @@ from ipujax.onnx.operators.normalization import layer_normalization, scaled_by_r
 from ipujax.onnx.operators.operand_types import (
     Array,
     Optional,
+    Static,
     Value,
     along,
+    integers,
     on_axis,
     refuse_outside_axis,
-    static_integer,
 )
 from ipujax.onnx.operators.shapes import pad
 from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
@@ -112,8 +113,8 @@ def inverse(x: Value) -> Array:
 
 
 @operator("ExpandDims", DOMAIN)
-def expand_dims(x: Value, axis: Value) -> Array:
-    return jnp.expand_dims(jnp.asarray(x), static_integer(axis, "axis"))
+def expand_dims(x: Value, axis: Static) -> Array:
+    return jnp.expand_dims(jnp.asarray(x), integers(axis)[0])
 
 
 @operator("TorchEmbedding", DOMAIN)
@@ -147,13 +148,13 @@ operator("Trilu", DOMAIN)(triangle)
 
 
 @operator("Range", DOMAIN)
-def range_by_one(start: Value, limit: Value, delta: Optional = None) -> Value:
+def range_by_one(start: Static, limit: Static, delta: Static | None = None) -> Value:
     """Numbers from `start` to below `limit`, one apart without `delta`."""
     return number_range(start, limit, np.ones((), start.dtype) if delta is None else delta)
 
 
 @operator("Pad", DOMAIN)
-def padded(data: Value, pads: Value, value: Optional = None, *, mode: str = "constant") -> Array:
+def padded(data: Value, pads: Static, value: Optional = None, *, mode: str = "constant") -> Array:
     """Array with static widths of padding around it."""
     modes = ("constant", "reflect", "edge")
     if mode not in modes:

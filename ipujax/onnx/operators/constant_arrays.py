@@ -18,8 +18,8 @@ import numpy as np
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, numpy_for
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.operators.operand_types import Array, Optional, Static, Value, integers, numpy_for
+from ipujax.onnx.registry import operator
 
 
 @operator("Constant")
@@ -48,9 +48,9 @@ def constant(
 
 
 @operator("ConstantOfShape")
-def constant_of_shape(shape: Value, *, value: np.ndarray | None = None) -> Array:
+def constant_of_shape(shape: Static, *, value: np.ndarray | None = None) -> Array:
     fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
-    return jnp.full(integers(static(shape, "shape")), fill[0])
+    return jnp.full(integers(shape), fill[0])
 
 
 @operator("EyeLike")
@@ -61,11 +61,9 @@ def eye_like(x: Value, *, dtype: int | None = None, k: int = 0) -> Array:
 
 
 @operator("Range")
-def number_range(start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
+def number_range(start: Static, limit: Static, delta: Static, *, stash_type: int = 1) -> Value:
     """Array of start, start + delta, … before limit, static unless large; half precision is computed in float32."""
-    first, last, step = (
-        np.ravel(static(each, name))[0] for each, name in ((start, "start"), (limit, "limit"), (delta, "delta"))
-    )
+    first, last, step = (np.ravel(each)[0] for each in (start, limit, delta))
     if step == 0:
         raise OutsideError("a range has no end", expected="a delta that is not 0", got=step)
     dtype = first.dtype

@@ -17,6 +17,7 @@ from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
     Optional,
+    Static,
     Value,
     along,
     integers,
@@ -35,7 +36,7 @@ from ipujax.onnx.operators.window_attributes import (
     refuse_two_paddings,
     slide,
 )
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.registry import operator
 
 
 @operator("Conv")
@@ -222,11 +223,11 @@ def _grid(windows: Windows) -> Value:
 
 
 @operator("Col2Im")
-def image_of_columns(x: Value, image_shape: Value, block_shape: Value, **attributes: Unpack[Spacing]) -> Array:
+def image_of_columns(x: Value, image_shape: Static, block_shape: Static, **attributes: Unpack[Spacing]) -> Array:
     """Image [N, C, spatial] in which blocks [N, C · elements, blocks] are added up where they overlap."""
     x = jnp.asarray(x)
-    sizes = integers(static(image_shape, "image_shape"))
-    block = integers(static(block_shape, "block_shape"))
+    sizes = integers(image_shape)
+    block = integers(block_shape)
     windows = slide(sizes, block, **attributes)
     batch, rows, columns = x.shape
     taps = math.prod(block)

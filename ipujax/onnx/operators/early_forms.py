@@ -16,11 +16,11 @@ import numpy as np
 
 from ipujax.onnx.operators.images import sampled
 from ipujax.onnx.operators.normalization import group_normalization
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of
+from ipujax.onnx.operators.operand_types import Array, Optional, Static, Value, axis_of
 from ipujax.onnx.operators.resize import resize
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.operators.subgraphs import Body, scan
-from ipujax.onnx.registry import EARLY_DOMAIN, operator, static
+from ipujax.onnx.registry import EARLY_DOMAIN, operator
 
 
 @operator("AlignedOperand", EARLY_DOMAIN)
@@ -77,10 +77,10 @@ def group_normalization_by_group(
 
 
 @operator("Resize", EARLY_DOMAIN)
-def resize_by_scales(x: Value, scales: Value, *, mode: str = "nearest") -> Array:
+def resize_by_scales(x: Value, scales: Static, *, mode: str = "nearest") -> Array:
     """Resize with positions that are not at the middle of elements; nearest is the one before, or after if shrunk."""
     x = jnp.asarray(x)
-    factors = np.ravel(static(scales, "scales")).astype(np.float32)
+    factors = np.ravel(scales).astype(np.float32)
     # An array that keeps its size stays as it is, whatever the scales: ONNX leaves it open, onnxruntime has it so.
     if np.array_equal(np.floor(factors * np.asarray(x.shape, np.float32)), x.shape):
         return x

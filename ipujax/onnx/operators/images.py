@@ -19,6 +19,7 @@ from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
+    Static,
     Value,
     index_range,
     integers,
@@ -157,10 +158,10 @@ def _placed(position: Array, low: float, high: float, size: int, padding: str) -
 
 
 @operator("AffineGrid")
-def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Array:
+def affine_grid(theta: Value, size: Static, *, align_corners: int = 0) -> Array:
     """Grid of positions for GridSample: coordinates of a result's elements, mapped by matrices [N, axes, axes + 1]."""
     theta = jnp.asarray(theta)
-    sizes = integers(static(size, "size"))[2:]
+    sizes = integers(size)[2:]
     refuse_outside(np.asarray(sizes), 1, MAX_SIZE, "size")
     steps = [_unit_positions(n, bool(align_corners)) for n in sizes]
     xp = numpy_for(size_of(sizes))

@@ -16,13 +16,14 @@ from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
     Optional,
+    Static,
     Value,
     along as axis_vector,
     axis_of,
     index_range,
+    integers,
     refuse_outside,
     refuse_outside_axis,
-    static_integer,
 )
 from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator
 
@@ -162,9 +163,9 @@ def tensor_scatter(
 
 
 @operator("OneHot")
-def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> Array:
+def one_hot(indices: Value, depth: Static, values: Value, *, axis: int = -1) -> Array:
     """On where the position on the new axis is the index, off elsewhere; `values` is (off, on)."""
-    size = static_integer(depth, "depth")
+    size = integers(depth)[0]
     refuse_outside(np.asarray(size), 0, MAX_SIZE, "depth")
     off, on = jnp.asarray(values)
     expanded = jnp.expand_dims(_from_start(indices, size), axis)
@@ -174,10 +175,10 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> A
 
 
 @operator("TopK")
-def top_k(x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
+def top_k(x: Value, K: Static, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
     """Largest or smallest elements along an axis, in order, and their indices; of equal ones the first."""
     x = jnp.asarray(x)
-    count = static_integer(k, "K")
+    count = integers(K)[0]
     lines = jnp.moveaxis(x, axis, -1)
     reverse: Any = _identity if largest else jnp.negative if is_floating(x) else jnp.invert  # keeps equal ones in order
     values, indices = lax.top_k(reverse(lines), count)

@@ -17,7 +17,7 @@ from ipujax.onnx.registry import is_static, static
 Array = jax.Array
 Value = jax.Array | np.ndarray  # an operand: traced or static
 Optional = jax.Array | np.ndarray | None  # an operand that a node may leave out
-Scalar = Any
+Static = np.ndarray  # an operand that must be known while tracing: `registry` reads the annotation
 MAX_SIZE = 2**31 - 1  # of an axis
 
 

@@ -15,14 +15,14 @@ from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
-    Optional,
+    Static,
     Value,
     index_range,
     integers,
     refuse_outside,
 )
 from ipujax.onnx.operators.window_attributes import PoolWindows, Windows, slide
-from ipujax.onnx.registry import is_static, operator, static
+from ipujax.onnx.registry import is_static, operator
 
 
 @operator("MaxPool")
@@ -165,7 +165,7 @@ def _spatial(x: Value) -> tuple[int, ...]:
 def max_unpool(
     x: Value,
     indices: Value,
-    output_shape: Optional = None,
+    output_shape: Static | None = None,
     *,
     kernel_shape: Sequence[int],
     pads: Sequence[int] | None = None,
@@ -189,7 +189,7 @@ def max_unpool(
     spread = jnp.zeros(math.prod(inferred), x.dtype).at[jnp.ravel(indices)].set(jnp.ravel(x)).reshape(inferred)
     if output_shape is None:
         return spread
-    shape = integers(static(output_shape, "output_shape"))
+    shape = integers(output_shape)
     return lax.pad(
         spread, np.zeros((), x.dtype), [(0, want - have, 0) for want, have in zip(shape, inferred, strict=True)]
     )

@@ -11,8 +11,16 @@ import numpy as np
 
 from ipujax.onnx.element_types import index_dtype, is_floating
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, size_of, static_integer
-from ipujax.onnx.registry import operator, register, static
+from ipujax.onnx.operators.operand_types import (
+    Array,
+    Optional,
+    Static,
+    Value,
+    axis_of,
+    integers,
+    size_of,
+)
+from ipujax.onnx.registry import operator, register
 
 Axes = tuple[int, ...]
 Reduce = Callable[[Array, Axes], Array]
@@ -86,9 +94,9 @@ IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 
 
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
-    def reduced(x: Value, axes: Optional = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    def reduced(x: Value, axes: Static | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
         x = jnp.asarray(x)
-        named = () if axes is None else integers(static(axes, "axes"))
+        named = () if axes is None else integers(axes)
         # An axis that is named twice is reduced once, as in onnxruntime.
         listed = tuple(sorted({axis_of(axis, x.ndim) for axis in named}))
         chosen = listed if listed or noop_with_empty_axes else tuple(range(x.ndim))
@@ -126,10 +134,10 @@ operator("ArgMin")(_index(jnp.argmin))
 def _running(combine: Callable[..., Array], neutral: int) -> Callable[..., Array]:
     """Return the operator that adds up, or multiplies, the elements up to each."""
 
-    def running(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    def running(x: Value, axis: Static, *, exclusive: int = 0, reverse: int = 0) -> Array:
         """Sums or products of the elements up to each along an axis, without itself if exclusive."""
         x = jnp.asarray(x)
-        along = static_integer(axis, "axis")
+        along = integers(axis)[0]
         line = jnp.moveaxis(x, along, 0)
         ordered = line[::-1] if reverse else line
         if exclusive:

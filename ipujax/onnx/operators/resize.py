@@ -15,8 +15,16 @@ from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.images import cubic_kernel
-from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, axes_of, integers, refuse_outside
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
+    Array,
+    Static,
+    Value,
+    axes_of,
+    integers,
+    refuse_outside,
+)
+from ipujax.onnx.registry import operator
 
 Floats = np.ndarray
 
@@ -90,9 +98,9 @@ NEAREST: Mapping[str, Callable[[Floats], Floats]] = {
 @operator("Resize")
 def resize(
     x: Value,
-    roi: Optional = None,
-    scales: Optional = None,
-    sizes: Optional = None,
+    roi: Static | None = None,
+    scales: Static | None = None,
+    sizes: Static | None = None,
     *,
     antialias: int = 0,
     axes: Sequence[int] | None = None,
@@ -110,7 +118,7 @@ def resize(
     if not any(each is not None and np.size(each) for each in (scales, sizes)):
         raise OutsideError("neither scales nor sizes are given", expected="one of them", got="none")
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
-    region = static(roi, "roi") if cropped and roi is not None else None
+    region = roi if cropped else None
     result = x if is_floating(x) else x.astype(jnp.float32)
     for axis, line in _lines(x.shape, chosen, scales, sizes, region, keep_aspect_ratio_policy).items():
         # An axis that stays needs no product, which would round.
@@ -131,7 +139,12 @@ def resize(
 
 
 def _lines(
-    shape: Sequence[int], axes: Sequence[int], scales: Optional, sizes: Optional, roi: Optional, policy: str
+    shape: Sequence[int],
+    axes: Sequence[int],
+    scales: Static | None,
+    sizes: Static | None,
+    roi: Static | None,
+    policy: str,
 ) -> dict[int, Line]:
     regions = [(0.0, 1.0)] * len(axes)
     if roi is not None and roi.size:
@@ -139,7 +152,7 @@ def _lines(
         regions = list(zip(begins.tolist(), ends.tolist(), strict=True))
     inputs = [shape[axis] for axis in axes]
     if sizes is not None and np.size(sizes):
-        results = integers(static(sizes, "sizes"))
+        results = integers(sizes)
         for result, size in zip(results, inputs, strict=True):
             least, most = (1, MAX_SIZE) if size else (0, 0)
             refuse_outside(np.asarray(result), least, most, f"an axis has length {size}: new size")
@@ -150,7 +163,7 @@ def _lines(
             factors = [factor] * len(axes)
             results = tuple(int(factor * size + 0.5) for size in inputs)
     else:
-        factors = np.asarray(static(scales, "scales"), float).tolist()
+        factors = np.asarray(scales, float).tolist()
         refuse_outside(np.asarray(factors), float(np.finfo(np.float32).tiny), MAX_SIZE, "scale")
         # a float32 scale times a size, as ONNX says; without rounding 0.6 · 5 is 3
         results = tuple(int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, inputs, strict=True))
@@ -198,6 +211,6 @@ def _restored(result: Array, x: Array) -> Array:
 
 
 @operator("Upsample")
-def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Array:
+def upsample(x: Value, scales: Static, *, mode: str = "nearest") -> Array:
     """Resize of opset 9 and earlier: positions are not at the middle of elements."""
     return resize(x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")

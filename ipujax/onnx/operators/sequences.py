@@ -16,7 +16,7 @@ import numpy as np
 from ipujax.onnx.bounded_values import BoundedSequence, TracedOptional
 from ipujax.onnx.budget import Budget, check_table, check_terms
 from ipujax.onnx.onnx_errors import TracedOperandError
-from ipujax.onnx.operators.operand_types import Array, Value, ceil_div, integers, refuse_outside, static_integer
+from ipujax.onnx.operators.operand_types import Array, Static, Value, ceil_div, integers, refuse_outside, static_integer
 from ipujax.onnx.operators.shapes import stops_of
 from ipujax.onnx.registry import is_static, operator, static
 
@@ -198,10 +198,12 @@ def sequence_length(sequence: Values | BoundedSequence) -> Any:
 
 
 @operator("SplitToSequence")
-def split_to_sequence(x: Any, split: Any = None, *, axis: int = 0, keepdims: int = 1, budget: Budget) -> tuple[Values]:
+def split_to_sequence(
+    x: Any, split: Static | None = None, *, axis: int = 0, keepdims: int = 1, budget: Budget
+) -> tuple[Values]:
     """Return parts of a tensor: of sizes `split`, of one size if it is a scalar, else of size 1."""
     extent = x.shape[axis]
-    sizes = np.asarray(1) if split is None else static(split, "split")
+    sizes = np.asarray(1) if split is None else split
     is_one_size = sizes.ndim == 0
     if is_one_size:
         refuse_outside(sizes, 1, math.inf, "split")

@@ -13,6 +13,7 @@ from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
     Optional,
+    Static,
     Value,
     axes_of,
     axis_of,
@@ -22,13 +23,13 @@ from ipujax.onnx.operators.operand_types import (
     refuse_outside,
     size_of,
 )
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.registry import operator
 
 
 @operator("Reshape")
-def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Array:
+def reshape(x: Value, shape: Static, *, allowzero: int = 0) -> Array:
     """Array in a static shape; 0 keeps an axis, unless `allowzero`, −1 is inferred."""
-    sizes = integers(static(shape, "shape"))
+    sizes = integers(shape)
     # A 0 copies the size of the operand at the same position.
     full = sizes if allowzero else tuple(size or np.shape(x)[axis] for axis, size in enumerate(sizes))
     return jnp.reshape(x, full)
@@ -44,13 +45,13 @@ def flatten(x: Value, *, axis: int = 1) -> Array:
 
 
 @operator("Squeeze")
-def squeeze(x: Value, axes: Optional = None) -> Array:
-    return jnp.squeeze(x, None if axes is None else integers(static(axes, "axes")))
+def squeeze(x: Value, axes: Static | None = None) -> Array:
+    return jnp.squeeze(x, None if axes is None else integers(axes))
 
 
 @operator("Unsqueeze")
-def unsqueeze(x: Value, axes: Value) -> Array:
-    return jnp.expand_dims(x, integers(static(axes, "axes")))
+def unsqueeze(x: Value, axes: Static) -> Array:
+    return jnp.expand_dims(x, integers(axes))
 
 
 @operator("Transpose")
@@ -65,7 +66,7 @@ def concatenate(*inputs: Value, axis: int) -> Array:
 
 @operator("Split")
 def split(
-    x: Value, sizes: Optional = None, *, axis: int = 0, num_outputs: int | None = None, output_count: int = 1
+    x: Value, split: Static | None = None, *, axis: int = 0, num_outputs: int | None = None, output_count: int = 1
 ) -> tuple[Array, ...]:
     """Parts of an array along one axis, of static sizes or of equal ones, of which the last may be smaller."""
     x = jnp.asarray(x)
@@ -73,8 +74,8 @@ def split(
     extent = x.shape[along]
     parts = output_count if num_outputs is None else num_outputs
     refuse_outside(np.asarray(parts), output_count, output_count, "the number of parts,")
-    if sizes is not None:
-        return tuple(jnp.split(x, stops_of(integers(static(sizes, "split")), extent, along), along))
+    if split is not None:
+        return tuple(jnp.split(x, stops_of(integers(split), extent, along), along))
     if num_outputs is None and extent % parts:
         raise OutsideError(f"axis {along} has no equal parts", expected=f"a multiple of {parts}", got=extent)
     each = ceil_div(extent, parts)
@@ -89,13 +90,15 @@ def stops_of(sizes: Sequence[int], extent: int, axis: int) -> list[int]:
 
 
 @operator("Slice")
-def slice_array(x: Value, starts: Value, ends: Value, axes: Optional = None, steps: Optional = None) -> Array:
+def slice_array(
+    x: Value, starts: Static, ends: Static, axes: Static | None = None, steps: Static | None = None
+) -> Array:
     """Part of an array between static bounds, which count and are limited as in Python."""
     x = jnp.asarray(x)
-    begins = integers(static(starts, "starts"))
-    stops = integers(static(ends, "ends"))
-    chosen = range(len(begins)) if axes is None else axes_of(integers(static(axes, "axes")), x.ndim)
-    strides = (1,) * len(begins) if steps is None else integers(static(steps, "steps"))
+    begins = integers(starts)
+    stops = integers(ends)
+    chosen = range(len(begins)) if axes is None else axes_of(integers(axes), x.ndim)
+    strides = (1,) * len(begins) if steps is None else integers(steps)
     slices = [slice(None)] * x.ndim
     for axis, begin, stop, stride in zip(chosen, begins, stops, strides, strict=True):
         longest = max(1, x.shape[axis])  # a longer stride takes one element too, and XLA adds it to the start
@@ -104,26 +107,26 @@ def slice_array(x: Value, starts: Value, ends: Value, axes: Optional = None, ste
 
 
 @operator("Expand")
-def expand(x: Value, shape: Value) -> Array:
+def expand(x: Value, shape: Static) -> Array:
     """Array broadcast with a static shape; both may have axes of size one."""
-    return jnp.broadcast_to(x, np.broadcast_shapes(np.shape(x), integers(static(shape, "shape"))))
+    return jnp.broadcast_to(x, np.broadcast_shapes(np.shape(x), integers(shape)))
 
 
 @operator("Tile")
-def tile(x: Value, repeats: Value) -> Array:
-    counts = integers(static(repeats, "repeats"))
+def tile(x: Value, repeats: Static) -> Array:
+    counts = integers(repeats)
     refuse_outside(np.asarray(counts), 0, MAX_SIZE, "repeat")
     return jnp.tile(x, counts)
 
 
 @operator("Pad")
 def pad(
-    x: Value, pads: Value, constant_value: Optional = None, axes: Optional = None, *, mode: str = "constant"
+    x: Value, pads: Static, constant_value: Optional = None, axes: Static | None = None, *, mode: str = "constant"
 ) -> Array:
     """Array with elements added at the ends of axes, or cut off where a static pad is negative."""
     x = jnp.asarray(x)
-    amounts = integers(static(pads, "pads"))
-    chosen = range(x.ndim) if axes is None else axes_of(integers(static(axes, "axes")), x.ndim)
+    amounts = integers(pads)
+    chosen = range(x.ndim) if axes is None else axes_of(integers(axes), x.ndim)
     widths = [(0, 0)] * x.ndim
     for axis, before, after in zip(chosen, amounts[: len(amounts) // 2], amounts[len(amounts) // 2 :], strict=True):
         widths[axis] = (before, after)
@@ -137,12 +140,12 @@ def pad(
 
 
 @operator("CenterCropPad")
-def center_crop_pad(x: Value, shape: Value, *, axes: Sequence[int] | None = None) -> Array:
+def center_crop_pad(x: Value, shape: Static, *, axes: Sequence[int] | None = None) -> Array:
     """Middle of an array, or the array in the middle of zeros, in a static shape."""
     x = jnp.asarray(x)
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     configuration = [(0, 0, 0)] * x.ndim
-    for axis, size in zip(chosen, integers(static(shape, "shape")), strict=True):
+    for axis, size in zip(chosen, integers(shape), strict=True):
         extra = size - x.shape[axis]
         # an odd element is cut off at the end, or added there
         before = extra // 2 if extra >= 0 else -(-extra // 2)
