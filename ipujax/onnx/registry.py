@@ -12,10 +12,11 @@ str, list of these, `numpy.ndarray` for tensors, functions of arrays for subgrap
 an error that names it. Attributes of several operators may be a `TypedDict`, as in `**attributes: Unpack[Kernels]`.
 A few keyword-only parameters are facts of the node, see NODE_FACTS.
 
-A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). An operand that decides a shape is
-annotated `Static`: a traced one is refused, and what it depends on is no parameter of a model. Sequences are tuples, an
-empty optional is None. A result is one value, or a tuple of as many as the node has outputs; an operator that returns a
-sequence as its only output returns a tuple with that tuple in it.
+A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). An operand that is annotated `Array`
+comes as an array of JAX. One that decides a shape is annotated `Static`: a traced one is refused, and what it depends
+on is no parameter of a model. Sequences are tuples, an empty optional is None. A result is one value, or a tuple of as
+many as the node has outputs; an operator that returns a sequence as its only output returns a tuple with that tuple
+in it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import ArgumentTypeError
@@ -65,6 +67,7 @@ class Operator:
         required_attributes: those without a default.
         node_facts: names of NODE_FACTS among the parameters.
         static_operands: names of positional parameters that must be static, by position.
+        array_operands: positions of those that are arrays of JAX, whatever the operand is.
     """
 
     key: Key
@@ -75,11 +78,17 @@ class Operator:
     required_attributes: frozenset[str]
     node_facts: frozenset[str]
     static_operands: Mapping[int, str]
+    array_operands: frozenset[int]
 
-    def with_static_operands(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the operands; refuse traced ones that must be static."""
-        names = self.static_operands
-        return [static(x, names[n]) if n in names and x is not None else x for n, x in enumerate(operands)]
+    def converted(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the operands as the function takes them; refuse traced ones that must be static."""
+        return [x if x is None else self._converted(n, x) for n, x in enumerate(operands)]
+
+    def _converted(self, position: int, operand: Any) -> Any:
+        if position in self.array_operands:
+            return jnp.asarray(operand)
+        name = self.static_operands.get(position)
+        return operand if name is None else static(operand, name)
 
 
 OPERATORS: dict[Key, Operator] = {}
@@ -181,6 +190,7 @@ def _described(key: Key, function: Callable[..., Any]) -> Operator:
         required_attributes=frozenset(required - set(NODE_FACTS)),
         node_facts=frozenset(keywords & set(NODE_FACTS)),
         static_operands={n: p.name for n, p in enumerate(positional) if p.annotation in _STATIC},
+        array_operands=frozenset(n for n, p in enumerate(positional) if p.annotation == "Array"),
     )
 
 

@@ -59,9 +59,8 @@ def fast_gelu(x: Value, bias: Optional = None) -> Array:
 
 
 @operator("QuickGelu", DOMAIN)
-def quick_gelu(x: Value, *, alpha: float = 1.702) -> Array:
+def quick_gelu(x: Array, *, alpha: float = 1.702) -> Array:
     """x σ(α x)."""
-    x = jnp.asarray(x)
     return x * jax.nn.sigmoid(alpha * x)
 
 
@@ -78,9 +77,8 @@ def bias_add(x: Value, bias: Value, skip: Value) -> Array:
 
 
 @operator("BiasSoftmax", DOMAIN)
-def bias_softmax(data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Array:
+def bias_softmax(data: Array, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Array:
     """Softmax over all dimensions from an axis on of data + bias, which is repeated within rows or over them."""
-    data = jnp.asarray(data)
     axis = axis_of(axis, data.ndim)
     rows = jnp.asarray(bias)
     if is_inner_broadcast and rows.ndim < data.ndim:
@@ -163,8 +161,8 @@ def fused_gemm(
 
 @operator("FusedConv", DOMAIN)
 def fused_convolution(
-    x: Value,
-    w: Value,
+    x: Array,
+    w: Array,
     b: Optional = None,
     z: Optional = None,
     *,
@@ -188,14 +186,14 @@ def channels_last(x: Array) -> Array:
 
 
 @operator("NhwcConv", DOMAIN)
-def convolution_of_last_channels(x: Value, w: Value, b: Optional = None, **attributes: Unpack[Kernels]) -> Array:
+def convolution_of_last_channels(x: Value, w: Array, b: Optional = None, **attributes: Unpack[Kernels]) -> Array:
     """A convolution of an array with channels last; weights have their channels first."""
     return channels_last(convolution(channels_first(x), w, b, **attributes))
 
 
 @operator("NhwcFusedConv", DOMAIN)
 def fused_convolution_of_last_channels(
-    x: Value, w: Value, b: Optional = None, z: Optional = None, **attributes: Any
+    x: Value, w: Array, b: Optional = None, z: Optional = None, **attributes: Any
 ) -> Array:
     """As FusedConv, of arrays with channels last."""
     other = None if z is None else channels_first(z)

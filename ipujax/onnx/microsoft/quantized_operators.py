@@ -44,7 +44,7 @@ def quantized(y: Array, scale: Value, zero_point: Optional, like: Value) -> Arra
 
 
 @operator("QuantizeLinear", DOMAIN)
-def quantize(x: Value, y_scale: Value, y_zero_point: Optional = None, *, axis: int = 1) -> Array:
+def quantize(x: Array, y_scale: Value, y_zero_point: Optional = None, *, axis: int = 1) -> Array:
     return quantize_linear(x, y_scale, y_zero_point, axis=axis)
 
 

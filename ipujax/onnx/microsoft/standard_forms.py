@@ -154,7 +154,7 @@ def range_by_one(start: Static, limit: Static, delta: Static | None = None) -> V
 
 
 @operator("Pad", DOMAIN)
-def padded(data: Value, pads: Static, value: Optional = None, *, mode: str = "constant") -> Array:
+def padded(data: Array, pads: Static, value: Optional = None, *, mode: str = "constant") -> Array:
     """Array with static widths of padding around it."""
     modes = ("constant", "reflect", "edge")
     if mode not in modes:

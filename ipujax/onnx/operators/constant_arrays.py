@@ -96,9 +96,8 @@ def identity(x: Any) -> tuple[Any]:
 
 
 @operator("Trilu")
-def triangle(x: Value, k: Optional = None, *, upper: int = 1) -> Array:
+def triangle(x: Array, k: Optional = None, *, upper: int = 1) -> Array:
     """Upper or lower triangle of matrices, zero elsewhere; k is the diagonal where it ends."""
-    x = jnp.asarray(x)
     diagonal = 0 if k is None else jnp.ravel(k)[0]
     xp = numpy_for(x.shape[-1] * x.shape[-2])
     distance = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
@@ -179,17 +178,16 @@ def bernoulli(x: Value, *, dtype: int | None = None, seed: float | None = None, 
 
 @operator("Multinomial")
 def multinomial(
-    x: Value, *, dtype: int | None = None, sample_size: int = 1, seed: float | None = None, node_name: str
+    x: Array, *, dtype: int | None = None, sample_size: int = 1, seed: float | None = None, node_name: str
 ) -> Array:
     """Classes [N, sample_size], drawn with the unnormalised log probabilities [N, classes]."""
-    x = jnp.asarray(x)
     drawn = jax.random.categorical(node_key(seed, node_name), x, shape=(sample_size, x.shape[0]))
     return drawn.T.astype(jnp.int32 if dtype is None else element_dtype(dtype))
 
 
 @operator("Dropout")
 def dropout(
-    x: Value,
+    x: Array,
     ratio: Optional = None,
     training_mode: Optional = None,
     *,
@@ -198,7 +196,6 @@ def dropout(
     output_count: int = 1,
 ) -> Array | tuple[Array, Array]:
     """While training, elements are zero with a probability, others scaled up; and the mask of those that stay."""
-    x = jnp.asarray(x)
     probability = jnp.float32(0.5) if ratio is None else jnp.ravel(ratio)[0]
     training = jnp.asarray(False) if training_mode is None else jnp.ravel(training_mode)[0]
     always = training_mode is None or (isinstance(training_mode, np.ndarray) and not training_mode.any())

@@ -41,15 +41,14 @@ from ipujax.onnx.registry import operator
 
 @operator("Conv")
 def convolution(
-    x: Value,
-    w: Value,
+    x: Array,
+    w: Array,
     b: Optional = None,
     *,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
     **attributes: Unpack[PaddedWindows],
 ) -> Array:
-    x, w = map(jnp.asarray, (x, w))
     windows = slide(x.shape[2:], kernel_of(kernel_shape, w), **attributes)
     return _with_bias(convolve(x, w, windows, group), b)
 
@@ -91,8 +90,8 @@ def by_slice(values: Value, x: Array, axis: int) -> Array:
 
 @operator("ConvTranspose")
 def transposed_convolution(
-    x: Value,
-    w: Value,
+    x: Array,
+    w: Array,
     b: Optional = None,
     *,
     auto_pad: str = "NOTSET",
@@ -105,7 +104,6 @@ def transposed_convolution(
     strides: Sequence[int] | None = None,
 ) -> Array:
     """Transpose of a convolution: of the input, spread by the strides, with the mirrored kernel."""
-    x, w = map(jnp.asarray, (x, w))
     rank = x.ndim - 2
     refuse_two_paddings(pads, auto_pad)
     kernel = kernel_of(kernel_shape, w)
@@ -171,9 +169,9 @@ def _mirrored(w: Array, group: int) -> Array:
 
 @operator("DeformConv")
 def deformable_convolution(
-    x: Value,
-    w: Value,
-    offset: Value,
+    x: Array,
+    w: Array,
+    offset: Array,
     b: Optional = None,
     mask: Optional = None,
     *,
@@ -183,7 +181,6 @@ def deformable_convolution(
     **attributes: Unpack[Spacing],
 ) -> Array:
     """Convolution whose windows are sampled at positions shifted by `offset`, linearly interpolated."""
-    x, w, offset = map(jnp.asarray, (x, w, offset))
     batch, channels, *sizes = x.shape
     windows = slide(sizes, kernel_of(kernel_shape, w), **attributes)
     rank = windows.rank
@@ -223,9 +220,8 @@ def _grid(windows: Windows) -> Value:
 
 
 @operator("Col2Im")
-def image_of_columns(x: Value, image_shape: Static, block_shape: Static, **attributes: Unpack[Spacing]) -> Array:
+def image_of_columns(x: Array, image_shape: Static, block_shape: Static, **attributes: Unpack[Spacing]) -> Array:
     """Image [N, C, spatial] in which blocks [N, C · elements, blocks] are added up where they overlap."""
-    x = jnp.asarray(x)
     sizes = integers(image_shape)
     block = integers(block_shape)
     windows = slide(sizes, block, **attributes)
@@ -243,10 +239,9 @@ def image_of_columns(x: Value, image_shape: Static, block_shape: Static, **attri
 
 @operator("CausalConvWithState")
 def causal_convolution(
-    x: Value, weight: Value, bias: Optional = None, past_state: Optional = None, *, activation: str = "none"
+    x: Array, weight: Array, bias: Optional = None, past_state: Optional = None, *, activation: str = "none"
 ) -> tuple[Array, Array]:
     """Depthwise convolution over past and present elements in time; also the last elements for the next call."""
-    x, weight = map(jnp.asarray, (x, weight))
     length = weight.shape[-1] - 1
     past = jnp.zeros((*x.shape[:2], length), x.dtype) if past_state is None else jnp.asarray(past_state)
     series = jnp.concatenate([past, x], axis=2)

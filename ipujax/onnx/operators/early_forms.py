@@ -24,9 +24,8 @@ from ipujax.onnx.registry import EARLY_DOMAIN, operator
 
 
 @operator("AlignedOperand", EARLY_DOMAIN)
-def aligned_operand(operand: Value, x: Value, *, axis: int, vectors_only: int = 0) -> Array:
+def aligned_operand(operand: Array, x: Value, *, axis: int, vectors_only: int = 0) -> Array:
     """Second operand of arithmetic with an axis: its dimensions are those of `x` from the axis on."""
-    operand = jnp.asarray(operand)
     rank = np.ndim(x)
     if operand.ndim == 0 or (vectors_only and (operand.ndim != 1 or rank < 2)):
         return operand
@@ -39,8 +38,7 @@ def aligned_operand(operand: Value, x: Value, *, axis: int, vectors_only: int = 
 def _over_trailing_axes(function: Callable[..., Array]) -> Callable[..., Array]:
     """Return the operator over all axes from one on, as if they were one axis."""
 
-    def flattened(x: Value, *, axis: int) -> Array:
-        x = jnp.asarray(x)
+    def flattened(x: Array, *, axis: int) -> Array:
         return function(x, axis=tuple(range(axis_of(axis, x.ndim), x.ndim)))
 
     return flattened
@@ -68,7 +66,7 @@ def grid_sample_of_opset_16(
 
 @operator("GroupNormalization", EARLY_DOMAIN)
 def group_normalization_by_group(
-    x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int
+    x: Array, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int
 ) -> Array:
     """Normalise groups of channels, with a scale and a bias for each group."""
     repeats = np.shape(x)[1] // num_groups
@@ -77,9 +75,8 @@ def group_normalization_by_group(
 
 
 @operator("Resize", EARLY_DOMAIN)
-def resize_by_scales(x: Value, scales: Static, *, mode: str = "nearest") -> Array:
+def resize_by_scales(x: Array, scales: Static, *, mode: str = "nearest") -> Array:
     """Resize with positions that are not at the middle of elements; nearest is the one before, or after if shrunk."""
-    x = jnp.asarray(x)
     factors = np.ravel(scales).astype(np.float32)
     # An array that keeps its size stays as it is, whatever the scales: ONNX leaves it open, onnxruntime has it so.
     if np.array_equal(np.floor(factors * np.asarray(x.shape, np.float32)), x.shape):

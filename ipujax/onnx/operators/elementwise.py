@@ -155,13 +155,12 @@ def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
 
 
 @operator("Swish")
-def swish(x: Value, *, alpha: float = 1.0) -> Array:
-    x = jnp.asarray(x)
+def swish(x: Array, *, alpha: float = 1.0) -> Array:
     return x * jax.nn.sigmoid(x if alpha == 1 else alpha * x)
 
 
 @operator("SwiGLU")
-def swish_gate(a: Value, b: Value, *, alpha: float = 1.0) -> Array:
+def swish_gate(a: Array, b: Value, *, alpha: float = 1.0) -> Array:
     return swish(a, alpha=alpha) * b
 
 
@@ -171,8 +170,7 @@ def gelu(x: Value, *, approximate: str = "none") -> Array:
 
 
 @operator("Shrink")
-def shrink(x: Value, *, lambd: float = 0.5, bias: float = 0.0) -> Array:
-    x = jnp.asarray(x)
+def shrink(x: Array, *, lambd: float = 0.5, bias: float = 0.0) -> Array:
     low = (x + bias).astype(x.dtype)
     high = (x - bias).astype(x.dtype)
     return jnp.where(x < -lambd, low, jnp.where(x > lambd, high, jnp.zeros_like(x)))

@@ -158,9 +158,8 @@ def _placed(position: Array, low: float, high: float, size: int, padding: str) -
 
 
 @operator("AffineGrid")
-def affine_grid(theta: Value, size: Static, *, align_corners: int = 0) -> Array:
+def affine_grid(theta: Array, size: Static, *, align_corners: int = 0) -> Array:
     """Grid of positions for GridSample: coordinates of a result's elements, mapped by matrices [N, axes, axes + 1]."""
-    theta = jnp.asarray(theta)
     sizes = integers(size)[2:]
     refuse_outside(np.asarray(sizes), 1, MAX_SIZE, "size")
     steps = [_unit_positions(n, bool(align_corners)) for n in sizes]
@@ -179,7 +178,7 @@ def _unit_positions(size: int, align_corners: bool) -> Value:
 
 @operator("RoiAlign")
 def roi_align(
-    x: Value,
+    x: Array,
     rois: Value,
     batch_indices: Value,
     *,
@@ -192,7 +191,6 @@ def roi_align(
 ) -> Array:
     """Mean or maximum of samples in each bin of each region, [regions, C, output_height, output_width]."""
     # Without a sampling ratio a bin has as many samples as elements, a number that needs static regions.
-    x = jnp.asarray(x)
     half_pixel = coordinate_transformation_mode == "half_pixel"
     counts = [sampling_ratio] * 2
     if not sampling_ratio:

@@ -40,9 +40,8 @@ def _from_start(indices: Value, size: int) -> Any:
 
 
 @operator("Gather")
-def gather(x: Value, indices: Value, *, axis: int = 0) -> Array:
+def gather(x: Array, indices: Value, *, axis: int = 0) -> Array:
     """Slices of an array along one axis."""
-    x = jnp.asarray(x)
     along = axis_of(axis, x.ndim)
     if is_static(indices) and np.ndim(indices) == 0:  # a view
         return jax.lax.index_in_dim(x, int(wrapped(indices, x.shape[along], along)), along, keepdims=False)
@@ -69,16 +68,14 @@ def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[A
 
 
 @operator("GatherElements")
-def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Array:
+def gather_elements(x: Array, indices: Value, *, axis: int = 0) -> Array:
     """Elements of an array, each at its own position but on one axis."""
-    x = jnp.asarray(x)
     return x[_element_index(indices, x.shape, axis)]
 
 
 @operator("GatherND")
-def gather_nd(x: Value, indices: Value, *, batch_dims: int = 0) -> Array:
+def gather_nd(x: Array, indices: Value, *, batch_dims: int = 0) -> Array:
     """Slices of an array at index vectors, the last axis of `indices`; leading axes are shared."""
-    x = jnp.asarray(x)
     _refuse_vectors_outside(indices, x.shape[batch_dims:], batch_dims)
     take = _take_vectors
     for _ in range(batch_dims):
@@ -121,23 +118,21 @@ def _is_unique(index: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
 
 
 @operator("ScatterElements")
-def scatter_elements(x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Array:
+def scatter_elements(x: Array, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Array:
     """Array with elements replaced by, or combined with, updates at the positions that GatherElements reads."""
-    x = jnp.asarray(x)
     # PyTorch's scatter, which exporters write as this node, ignores updates beyond the indices.
     read = jnp.asarray(updates)[tuple(map(slice, np.shape(indices)))]
     return _update(x, _element_index(indices, x.shape, axis), read, reduction)
 
 
 @operator("Scatter")
-def scatter(x: Value, indices: Value, updates: Value, *, axis: int = 0) -> Array:
+def scatter(x: Array, indices: Value, updates: Value, *, axis: int = 0) -> Array:
     return scatter_elements(x, indices, updates, axis=axis)
 
 
 @operator("ScatterND")
-def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Array:
+def scatter_nd(x: Array, indices: Value, updates: Value, *, reduction: str = "none") -> Array:
     """Array with slices at index vectors replaced by, or combined with, updates."""
-    x = jnp.asarray(x)
     vectors = np.moveaxis(indices, -1, 0) if isinstance(indices, np.ndarray) else jnp.moveaxis(indices, -1, 0)
     _refuse_vectors_outside(indices, x.shape)
     index = tuple(_from_start(each, size) for each, size in zip(vectors, x.shape, strict=False))
@@ -175,9 +170,8 @@ def one_hot(indices: Value, depth: Static, values: Value, *, axis: int = -1) -> 
 
 
 @operator("TopK")
-def top_k(x: Value, K: Static, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
+def top_k(x: Array, K: Static, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
     """Largest or smallest elements along an axis, in order, and their indices; of equal ones the first."""
-    x = jnp.asarray(x)
     count = integers(K)[0]
     lines = jnp.moveaxis(x, axis, -1)
     reverse: Any = _identity if largest else jnp.negative if is_floating(x) else jnp.invert  # keeps equal ones in order

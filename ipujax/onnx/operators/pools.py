@@ -27,7 +27,7 @@ from ipujax.onnx.registry import is_static, operator
 
 @operator("MaxPool")
 def max_pool(
-    x: Value,
+    x: Array,
     *,
     kernel_shape: Sequence[int],
     storage_order: int = 0,
@@ -35,7 +35,6 @@ def max_pool(
     **attributes: Unpack[PoolWindows],
 ) -> Array | tuple[Array, Array]:
     """Largest element of each window; as second result its index in the array, row- or column-major in the image."""
-    x = jnp.asarray(x)
     windows = _windows(x, kernel_shape, attributes)
     # JAX has no gradient of dilated windows, and no index of the largest element
     dilated = any(dilation > 1 for dilation in windows.dilations)
@@ -123,19 +122,17 @@ def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int)
 
 @operator("AveragePool")
 def average_pool(
-    x: Value, *, kernel_shape: Sequence[int], count_include_pad: int = 0, **attributes: Unpack[PoolWindows]
+    x: Array, *, kernel_shape: Sequence[int], count_include_pad: int = 0, **attributes: Unpack[PoolWindows]
 ) -> Array:
     """Mean of each window, over the elements of the array, or also over the padding."""
-    x = jnp.asarray(x)
     windows = _windows(x, kernel_shape, attributes)
     sums = _reduce(x, windows, np.zeros((), x.dtype), lax.add)
     return sums / windows.elements(bool(count_include_pad)).astype(x.dtype)
 
 
 @operator("LpPool")
-def lp_pool(x: Value, *, kernel_shape: Sequence[int], p: int = 2, **attributes: Unpack[PoolWindows]) -> Array:
+def lp_pool(x: Array, *, kernel_shape: Sequence[int], p: int = 2, **attributes: Unpack[PoolWindows]) -> Array:
     """p-norm of each window."""
-    x = jnp.asarray(x)
     windows = _windows(x, kernel_shape, attributes)
     sums = _reduce(jnp.abs(x) ** p, windows, np.zeros((), x.dtype), lax.add)
     return sums ** (1 / p)
@@ -163,7 +160,7 @@ def _spatial(x: Value) -> tuple[int, ...]:
 
 @operator("MaxUnpool")
 def max_unpool(
-    x: Value,
+    x: Array,
     indices: Value,
     output_shape: Static | None = None,
     *,
@@ -172,7 +169,6 @@ def max_unpool(
     strides: Sequence[int] | None = None,
 ) -> Array:
     """Array of zeros with each element at the index that MaxPool gave it, padded at the end to `output_shape`."""
-    x = jnp.asarray(x)
     rank = x.ndim - 2
     steps = tuple(strides or (1,) * rank)
     padding = tuple(pads or (0,) * (2 * rank))

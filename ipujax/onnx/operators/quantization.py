@@ -21,7 +21,7 @@ from ipujax.onnx.registry import operator
 
 @operator("QuantizeLinear")
 def quantize_linear(
-    x: Value,
+    x: Array,
     y_scale: Value,
     y_zero_point: Optional = None,
     *,
@@ -32,7 +32,6 @@ def quantize_linear(
     saturate: int = 1,
 ) -> Array:
     """x / scale + zero point, rounded to even and limited to the type of the zero point, or of `output_dtype`."""
-    x = jnp.asarray(x)
     scale = _spread(jnp.asarray(y_scale), x.shape, axis, block_size)
     # Without a zero point and `output_dtype`, ONNX quantises to uint8.
     dtype = element_dtype(output_dtype) if output_dtype else np.dtype(np.uint8)

@@ -94,8 +94,7 @@ IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 
 
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
-    def reduced(x: Value, axes: Static | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
-        x = jnp.asarray(x)
+    def reduced(x: Array, axes: Static | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
         named = () if axes is None else integers(axes)
         # An axis that is named twice is reduced once, as in onnxruntime.
         listed = tuple(sorted({axis_of(axis, x.ndim) for axis in named}))
@@ -118,9 +117,8 @@ for _name, _reduce in REDUCTIONS.items():
 def _index(find: Callable[..., Array]) -> Callable[..., Array]:
     """Return the operator that finds the largest or the smallest element."""
 
-    def found(x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+    def found(x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
         """Index of the largest or smallest element along an axis; of equal ones the first, or the last."""
-        x = jnp.asarray(x)
         index = find(jnp.flip(x, axis) if select_last_index else x, axis=axis, keepdims=bool(keepdims))
         return (x.shape[axis] - 1 - index if select_last_index else index).astype(index_dtype())
 
@@ -134,9 +132,8 @@ operator("ArgMin")(_index(jnp.argmin))
 def _running(combine: Callable[..., Array], neutral: int) -> Callable[..., Array]:
     """Return the operator that adds up, or multiplies, the elements up to each."""
 
-    def running(x: Value, axis: Static, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    def running(x: Array, axis: Static, *, exclusive: int = 0, reverse: int = 0) -> Array:
         """Sums or products of the elements up to each along an axis, without itself if exclusive."""
-        x = jnp.asarray(x)
         along = integers(axis)[0]
         line = jnp.moveaxis(x, along, 0)
         ordered = line[::-1] if reverse else line
@@ -164,9 +161,8 @@ def log_softmax(x: Value, *, axis: int = -1) -> Array:
 
 
 @operator("Hardmax")
-def hardmax(x: Value, *, axis: int = -1) -> Array:
+def hardmax(x: Array, *, axis: int = -1) -> Array:
     """One at the first largest element along an axis, zero elsewhere."""
-    x = jnp.asarray(x)
     if not x.size:
         return x
     return jax.nn.one_hot(jnp.argmax(x, axis=axis), x.shape[axis], axis=axis, dtype=x.dtype)

@@ -19,7 +19,6 @@ from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
     Static,
-    Value,
     axes_of,
     integers,
     refuse_outside,
@@ -97,7 +96,7 @@ NEAREST: Mapping[str, Callable[[Floats], Floats]] = {
 
 @operator("Resize")
 def resize(
-    x: Value,
+    x: Array,
     roi: Static | None = None,
     scales: Static | None = None,
     sizes: Static | None = None,
@@ -113,7 +112,6 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
 ) -> Array:
     """Array with other sizes along some axes, interpolated; sizes, scales and region must be static."""
-    x = jnp.asarray(x)
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     if not any(each is not None and np.size(each) for each in (scales, sizes)):
         raise OutsideError("neither scales nor sizes are given", expected="one of them", got="none")
@@ -211,6 +209,6 @@ def _restored(result: Array, x: Array) -> Array:
 
 
 @operator("Upsample")
-def upsample(x: Value, scales: Static, *, mode: str = "nearest") -> Array:
+def upsample(x: Array, scales: Static, *, mode: str = "nearest") -> Array:
     """Resize of opset 9 and earlier: positions are not at the middle of elements."""
     return resize(x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")

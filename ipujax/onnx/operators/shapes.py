@@ -36,9 +36,8 @@ def reshape(x: Value, shape: Static, *, allowzero: int = 0) -> Array:
 
 
 @operator("Flatten")
-def flatten(x: Value, *, axis: int = 1) -> Array:
+def flatten(x: Array, *, axis: int = 1) -> Array:
     """Matrix of the axes before one and those from it on."""
-    x = jnp.asarray(x)
     # An axis behind the last one makes rows of one element.
     split = axis_of(axis, x.ndim) if axis < 0 else axis_of(axis, x.ndim + 1)
     return x.reshape(size_of(x.shape[:split]), size_of(x.shape[split:]))
@@ -66,10 +65,9 @@ def concatenate(*inputs: Value, axis: int) -> Array:
 
 @operator("Split")
 def split(
-    x: Value, split: Static | None = None, *, axis: int = 0, num_outputs: int | None = None, output_count: int = 1
+    x: Array, split: Static | None = None, *, axis: int = 0, num_outputs: int | None = None, output_count: int = 1
 ) -> tuple[Array, ...]:
     """Parts of an array along one axis, of static sizes or of equal ones, of which the last may be smaller."""
-    x = jnp.asarray(x)
     along = axis_of(axis, x.ndim)
     extent = x.shape[along]
     parts = output_count if num_outputs is None else num_outputs
@@ -91,10 +89,9 @@ def stops_of(sizes: Sequence[int], extent: int, axis: int) -> list[int]:
 
 @operator("Slice")
 def slice_array(
-    x: Value, starts: Static, ends: Static, axes: Static | None = None, steps: Static | None = None
+    x: Array, starts: Static, ends: Static, axes: Static | None = None, steps: Static | None = None
 ) -> Array:
     """Part of an array between static bounds, which count and are limited as in Python."""
-    x = jnp.asarray(x)
     begins = integers(starts)
     stops = integers(ends)
     chosen = range(len(begins)) if axes is None else axes_of(integers(axes), x.ndim)
@@ -121,10 +118,9 @@ def tile(x: Value, repeats: Static) -> Array:
 
 @operator("Pad")
 def pad(
-    x: Value, pads: Static, constant_value: Optional = None, axes: Static | None = None, *, mode: str = "constant"
+    x: Array, pads: Static, constant_value: Optional = None, axes: Static | None = None, *, mode: str = "constant"
 ) -> Array:
     """Array with elements added at the ends of axes, or cut off where a static pad is negative."""
-    x = jnp.asarray(x)
     amounts = integers(pads)
     chosen = range(x.ndim) if axes is None else axes_of(integers(axes), x.ndim)
     widths = [(0, 0)] * x.ndim
@@ -140,9 +136,8 @@ def pad(
 
 
 @operator("CenterCropPad")
-def center_crop_pad(x: Value, shape: Static, *, axes: Sequence[int] | None = None) -> Array:
+def center_crop_pad(x: Array, shape: Static, *, axes: Sequence[int] | None = None) -> Array:
     """Middle of an array, or the array in the middle of zeros, in a static shape."""
-    x = jnp.asarray(x)
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     configuration = [(0, 0, 0)] * x.ndim
     for axis, size in zip(chosen, integers(shape), strict=True):
@@ -154,9 +149,8 @@ def center_crop_pad(x: Value, shape: Static, *, axes: Sequence[int] | None = Non
 
 
 @operator("DepthToSpace")
-def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
+def depth_to_space(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """[N, C, H, W] with channels by_batch into blocks of the image."""
-    x = jnp.asarray(x)
     batch, channels, height, width = x.shape
     depth = channels // blocksize**2
     if mode == "DCR":
@@ -167,9 +161,8 @@ def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
 
 
 @operator("SpaceToDepth")
-def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
+def space_to_depth(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """[N, C, H, W] with blocks of the image by_batch into channels."""
-    x = jnp.asarray(x)
     batch, channels, height, width = x.shape
     parts = x.reshape(batch, channels, height // blocksize, blocksize, width // blocksize, blocksize)
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -177,9 +170,8 @@ def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
 
 
 @operator("ReverseSequence")
-def reverse_sequence(x: Value, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
+def reverse_sequence(x: Array, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
     """Array with the first elements of each sequence reversed in time."""
-    x = jnp.asarray(x)
     by_batch = jnp.moveaxis(x, (batch_axis, time_axis), (0, 1))
     lengths = checked_lengths(sequence_lens, by_batch.shape[1])
     return jnp.moveaxis(reversed_in_time(by_batch, lengths), (0, 1), (batch_axis, time_axis))

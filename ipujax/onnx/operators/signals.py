@@ -24,12 +24,11 @@ from ipujax.onnx.registry import operator, register
 
 @operator("DFT")
 def fourier_transform(
-    x: Value, dft_length: Static | None = None, axis: Static | None = None, *, inverse: int = 0, onesided: int = 0
+    x: Array, dft_length: Static | None = None, axis: Static | None = None, *, inverse: int = 0, onesided: int = 0
 ) -> Array:
     """Discrete Fourier transform along a static axis, cut or padded to a static length, [N, …, 2]."""
     # The last axis is 2 if complex, 1 if real. One-sided: the first half of the frequencies, of the result or, for an
     # inverse, of the operand; then the result is real.
-    x = jnp.asarray(x)
     along = axis_of(-2 if axis is None else integers(axis)[0], x.ndim)
     # Half of the frequencies of n real samples are n // 2 + 1: even n is assumed, as in NumPy.
     default = 2 * (x.shape[along] - 1) if inverse and onesided else x.shape[along]
