@@ -80,15 +80,15 @@ class Operator:
     static_operands: Mapping[int, str]
     array_operands: frozenset[int]
 
-    def converted(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the operands as the function takes them; refuse traced ones that must be static."""
-        return [x if x is None else self._converted(n, x) for n, x in enumerate(operands)]
+    def __call__(self, *operands: Any, **attributes: Any) -> Any:
+        """Return the function's results on operands as its annotations have them; refuse traced ones of `Static`."""
+        return self.function(*(self._converted(n, x) for n, x in enumerate(operands)), **attributes)
 
     def _converted(self, position: int, operand: Any) -> Any:
-        if position in self.array_operands:
+        if operand is not None and position in self.array_operands:
             return jnp.asarray(operand)
         name = self.static_operands.get(position)
-        return operand if name is None else static(operand, name)
+        return operand if operand is None or name is None else static(operand, name)
 
 
 OPERATORS: dict[Key, Operator] = {}

@@ -161,7 +161,7 @@ def _bound(
         "budget": lambda: settings.budget,
     }
     keywords |= {name: facts_of_node[name]() for name in entry.node_facts}
-    return lambda *operands: entry.function(*entry.converted(operands), **keywords)
+    return lambda *operands: entry(*operands, **keywords)
 
 
 def _bound_attribute(value: Any, scope: Mapping[str, Any], settings: Settings) -> Any:

@@ -32,13 +32,13 @@ def test_register_reads_the_signature():
 def test_annotations_say_what_operands_are():
     @registry.register("com.example", "Rows")
     def rows(x: Array, count: Static, bound: Static | None = None):
-        return x[: int(count)]
+        return x, count, bound
 
     entry = registry.OPERATORS["com.example", "Rows"]
-    x, count, bound = entry.converted([np.arange(3), np.int64(2), None])
+    x, count, bound = entry(np.arange(3), np.int64(2))
     assert isinstance(x, jax.Array) and isinstance(count, np.ndarray) and bound is None
     with pytest.raises(TracedOperandError, match="count decides a shape and must be static"):
-        jax.jit(lambda n: entry.converted([x, n]))(jnp.asarray(2))
+        jax.jit(lambda n: entry(x, n)[0])(jnp.asarray(2))
 
 
 def test_shared_attributes_are_those_of_a_typed_dict():
