@@ -20,8 +20,8 @@ import ipujax as ipu
 from ipujax.front_end import MadeAt
 from ipujax.onnx.budget import Budget, SubgraphNodes
 from ipujax.onnx.evaluation.folding import fold, is_foldable
+from ipujax.onnx.evaluation.graph_facts import dependent_on
 from ipujax.onnx.evaluation.saturation import run_narrowed
-from ipujax.onnx.evaluation.shape_sources import dependent_on
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import expanded

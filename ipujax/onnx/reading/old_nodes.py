@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import helper
 
-from ipujax.onnx.reading.proto_graphs import all_nodes, graphs_of, replace_nodes
+from ipujax.onnx.reading.onnx_protos import all_nodes, graphs_of, replace_nodes
 from ipujax.onnx.reading.rewrites import REWRITES, OldNode, Rewrite
 from ipujax.onnx.registry import EARLY_DOMAIN, MICROSOFT_DOMAIN
 

@@ -21,8 +21,7 @@ from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto
 from ipujax.onnx.reading.old_nodes import adopt_unofficial, align_functions, rewrite_old_nodes
-from ipujax.onnx.reading.onnx_calls import onnx_step, with_inferred_shapes, with_inlined_functions
-from ipujax.onnx.reading.proto_graphs import check_depth
+from ipujax.onnx.reading.onnx_protos import check_depth, onnx_step, with_inferred_shapes, with_inlined_functions
 from ipujax.onnx.reading.tensors import detach_weights
 from ipujax.onnx.reading.validity import (
     check_attributes,

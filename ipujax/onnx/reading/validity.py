@@ -18,8 +18,7 @@ import onnx
 
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.old_nodes import STANDARD_DOMAINS
-from ipujax.onnx.reading.onnx_calls import run_checker, with_inferred_shapes
-from ipujax.onnx.reading.proto_graphs import all_nodes, graphs_of, subgraphs_of
+from ipujax.onnx.reading.onnx_protos import all_nodes, graphs_of, run_checker, subgraphs_of, with_inferred_shapes
 from ipujax.onnx.registry import EARLY_DOMAIN
 
 # assumed: more than the nodes of any network; what a larger file has may grow a few times.

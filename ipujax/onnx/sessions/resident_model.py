@@ -21,8 +21,7 @@ from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.model import Model, load
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import Source
-from ipujax.onnx.sessions.repeated_calls import Between, RepeatedCalls
-from ipujax.onnx.sessions.states import SessionStates, State
+from ipujax.onnx.sessions.repeated_calls import Between, RepeatedCalls, SessionStates, State
 
 
 class Session(NotCopied):
