@@ -19,6 +19,7 @@ from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Dim, Graph, Node, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.tensors import sparse_array, tensor_array, tensor_dtype
+from ipujax.onnx.registry import STANDARD_DOMAIN, operator_key
 
 _Types = Mapping[str, ValueInfo]
 
@@ -33,7 +34,7 @@ def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray], 
     constants = dict(initializers)
     nodes = []
     for n, proto in enumerate(graph.node):
-        if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+        if operator_key(proto.domain, proto.op_type) == (STANDARD_DOMAIN, "Constant"):
             constants[proto.output[0]] = _constant(proto, budget)
         else:
             nodes.append(_node(proto, n, types, budget))
@@ -69,14 +70,15 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 
 def _node(proto: onnx.NodeProto, n: int, types: _Types, budget: Budget) -> Node:
+    domain, op_type = operator_key(proto.domain, proto.op_type)
     outputs = tuple(proto.output)
     # Trailing empty names stand for optional results that nobody reads.
     while outputs and not outputs[-1]:
         outputs = outputs[:-1]
     return Node(
         name=proto.name or f"{proto.op_type}_{n}",
-        domain="" if proto.domain == "ai.onnx" else proto.domain,
-        op_type=proto.op_type,
+        domain=domain,
+        op_type=op_type,
         inputs=tuple(proto.input),
         outputs=outputs,
         attributes={each.name: _attribute(each, budget) for each in proto.attribute},
@@ -92,13 +94,8 @@ def _unique(nodes: list[Node]) -> tuple[Node, ...]:
     for n, node in enumerate(nodes):
         name = node.name if node.name not in used_names else f"{node.name}_{n}"
         used_names.add(name)
-        result.append(node if name == node.name else _renamed(node, name))
+        result.append(replace(node, name=name))
     return tuple(result)
-
-
-def _renamed(node: Node, name: str) -> Node:
-    fields = (node.domain, node.op_type, node.inputs, node.outputs, node.attributes, node.output_dtypes, node.proto)
-    return Node(name, *fields)
 
 
 def _text(data: bytes) -> str:

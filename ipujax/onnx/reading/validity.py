@@ -19,7 +19,7 @@ import onnx
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.old_nodes import STANDARD_DOMAINS
 from ipujax.onnx.reading.onnx_protos import all_nodes, graphs_of, run_checker, subgraphs_of, with_inferred_shapes
-from ipujax.onnx.registry import EARLY_DOMAIN
+from ipujax.onnx.registry import EARLY_DOMAIN, operator_key
 
 # assumed: more than the nodes of any network; what a larger file has may grow a few times.
 _MAX_NODES = 1 << 16
@@ -52,7 +52,7 @@ def check_functions(model: onnx.ModelProto) -> None:
 
 
 def _key(domain: str, name: str, overload: str) -> Key:
-    return ("" if domain == "ai.onnx" else domain), name, overload
+    return *operator_key(domain, name), overload
 
 
 def _function_label(key: Key) -> str:
