@@ -150,33 +150,27 @@ def loop(
     budget: Budget,
 ) -> tuple[Any, ...]:
     """Repeat a subgraph `(iteration, condition, *carried) → (condition, *carried, *collected)`."""
-    is_counted = trip_count is None or is_static(trip_count)
-    iterations = None if trip_count is None or not is_counted else max(0, static_integer(trip_count, "M"))
-    is_entered = condition is None or (is_static(condition) and _flag(condition))
-    is_decided = condition is None or is_static(condition)
+    limit = None
+    if trip_count is not None and is_static(trip_count):
+        limit = max(0, static_integer(trip_count, "M"))
+    if condition is not None and is_static(condition) and not _flag(condition):
+        limit = 0
+    is_decided = limit == 0 or (is_static(trip_count) and is_static(condition))
     try:
         iteration = _iteration(body, carried)
     except TracedOperandError:
-        if not (is_counted and is_decided):
+        if not is_decided:
             raise
-        budget.check_unrolled(iterations or 0, "iterations of a Loop that is unrolled")
-        return _unrolled_loop(iterations if is_entered else 0, carried, body, ())
-    if is_decided and not is_entered:
-        iterations = 0
-    if is_counted and iteration.condition is False and is_decided:
-        iterations = 1 if iterations is None else min(iterations, 1)
-    is_count_open = iteration.condition is None and iterations != 0
-    if is_counted and is_decided and iteration.is_uniform and is_count_open:
-        counted = _counted_iterations(iterations, carried, body)
-        is_count_open, iterations = counted is None, iterations if counted is None else counted
-    is_fixed = iterations is not None and not is_count_open and is_decided
-    if is_fixed and iteration.is_uniform:
-        budget.check_repeats(iterations or 0, "iterations of Loop")
-        return _counted_loop(iterations or 0, carried, body)
-    if is_counted and is_decided and (not iteration.is_uniform or _is_growing(carried)):
-        budget.check_unrolled(iterations or 0, "iterations of a Loop that is unrolled")
-        return _unrolled_loop(iterations, carried, body, iteration.scanned)
-    if trip_count is None and iteration.condition and is_entered:
+        budget.check_unrolled(limit or 0, "iterations of a Loop that is unrolled")
+        return _unrolled_loop(limit, carried, body, ())
+    iterations = _known_iterations(limit, carried, body, iteration) if is_decided and iteration.is_uniform else None
+    if iterations is not None:
+        budget.check_repeats(iterations, "iterations of Loop")
+        return _counted_loop(iterations, carried, body)
+    if is_decided and (not iteration.is_uniform or _is_growing(carried)):
+        budget.check_unrolled(limit or 0, "iterations of a Loop that is unrolled")
+        return _unrolled_loop(limit, carried, body, iteration.scanned)
+    if is_decided and limit is None and iteration.condition:
         hint = "a trip count, or a condition that a value of the loop decides"
         raise OnnxError("Loop never ends: its condition is always true, and it has no trip count", hint=hint)
     start = True if condition is None else condition
@@ -184,6 +178,13 @@ def loop(
         carried = _bounded(carried, iteration.after, max_sizes)
         iteration = _iteration(body, carried)
     return _conditional_loop(trip_count, start, carried, body, iteration, max_sizes)
+
+
+def _known_iterations(limit: int | None, carried: Sequence[Any], body: LoopBody, iteration: _Iteration) -> int | None:
+    """Return how often a loop runs that is entered if its limit is not 0; None if that is not known."""
+    if limit == 0 or iteration.condition:
+        return limit
+    return _counted_iterations(limit, carried, body) if iteration.condition is None else 1
 
 
 def _counted_iterations(limit: int | None, carried: Sequence[Any], body: LoopBody) -> int | None:
