@@ -22,6 +22,7 @@ _HINT_BYTES = "ipujax.onnx.load(…, max_bytes=n) sets another bound"
 _HINT_NODES = "ipujax.onnx.load(…, max_unrolled_nodes=n) sets another bound"
 
 MAX_STATIC_ELEMENTS = 1 << 16  # assumed: more than any shape or table of indices, less than weights that matter
+MAX_COUNTED_ITERATIONS = 1 << 22  # assumed: more than any sequence has steps; 0.1 s of counting
 _MAX_TERMS = 1 << 10  # assumed: more than the taps of any filter; each is a few equations
 _MAX_TABLE_ELEMENTS = 1 << 22  # assumed: 32 MiB in double precision, of which an operator makes several
 _MAX_INDEX_ELEMENTS = 1 << 26  # assumed: 256 MiB of 32-bit indices, of which an operator makes several

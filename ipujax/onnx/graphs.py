@@ -65,6 +65,14 @@ class Node:
         """Name and operator, as errors show them."""
         return f"node {self.name!r} ({self.domain + ':' if self.domain else ''}{self.op_type})"
 
+    def names_read(self) -> set[str]:
+        """Return the names that the node and its subgraphs read."""
+        names = set(self.inputs)
+        for graph in self.subgraphs():
+            names.update(output.name for output in graph.outputs)
+            names.update(name for node in graph.nodes for name in node.names_read())
+        return names
+
     def subgraphs(self) -> Iterator[Graph]:
         """Yield the graphs among the attributes."""
         for value in self.attributes.values():

@@ -9,21 +9,25 @@ An operator is a plain function at the newest opset that onnx has:
 Positional parameters are the node's inputs in order, None where a node leaves an optional one out; `*inputs` takes any
 number. Keyword-only parameters are its attributes, by ONNX's names and with ONNX's defaults; values are int, float,
 str, list of these, `numpy.ndarray` for tensors, functions of arrays for subgraphs. An attribute without a parameter is
-an error that names it. A few keyword-only parameters are facts of the node, see NODE_FACTS.
+an error that names it. Attributes of several operators may be a `TypedDict`, as in `**attributes: Unpack[Kernels]`.
+A few keyword-only parameters are facts of the node, see NODE_FACTS.
 
-A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). Sequences are tuples, an empty
-optional is None. A result is one value, or a tuple of as many as the node has outputs; an operator that returns a
-sequence as its only output returns a tuple with that tuple in it.
+A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). An operand that is annotated `Array`
+comes as an array of JAX. One that decides a shape is annotated `Static`: a traced one is refused, and what it depends
+on is no parameter of a model. Sequences are tuples, an empty optional is None. A result is one value, or a tuple of as
+many as the node has outputs; an operator that returns a sequence as its only output returns a tuple with that tuple
+in it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import ArgumentTypeError
@@ -35,18 +39,18 @@ from ipujax.onnx.wide_values import Saturated
 NODE_FACTS: Mapping[str, str] = {
     "output_count": "int: outputs of the node, up to the last that has a name",
     "output_dtypes": "tuple of numpy.dtype: of each output, as the graph declares it; None where it does not",
-    "max_size": "int or None: bound on a result size that depends on data, from `load(max_sizes=)`",
-    "max_sizes": "dict: the bounds by name of an output of the node, of those that have one",
-    "output_names": "tuple of str: names of the node's outputs",
+    "max_sizes": "tuple of (str, int or None): name of each output, and the bound on its size from `load(max_sizes=)`",
     "budget": "Budget: bounds on what the model's values may grow to",
     "node_name": "str: name of the node, unique in its graph; seeds random operators",
 }
 STANDARD_DOMAIN = ""  # ai.onnx; both names mean it in files
 MICROSOFT_DOMAIN = "com.microsoft"  # of ONNX Runtime
 EARLY_DOMAIN = "ipujax.early"  # operators of early opsets that no node of the newest stands for
+_STATIC = ("Static", "Static | None")  # annotations, which are text where their evaluation is postponed
 _ALIASES = {"ai.onnx": STANDARD_DOMAIN}
 
 Key = tuple[str, str]  # domain, type of operator
+MaxSizes = Sequence[tuple[str, int | None]]  # the fact of that name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -62,6 +66,8 @@ class Operator:
         attributes: names of keyword-only parameters that are attributes; None: any.
         required_attributes: those without a default.
         node_facts: names of NODE_FACTS among the parameters.
+        static_operands: names of positional parameters that must be static, by position.
+        array_operands: positions of those that are arrays of JAX, whatever the operand is.
     """
 
     key: Key
@@ -71,6 +77,18 @@ class Operator:
     attributes: frozenset[str] | None
     required_attributes: frozenset[str]
     node_facts: frozenset[str]
+    static_operands: Mapping[int, str]
+    array_operands: frozenset[int]
+
+    def __call__(self, *operands: Any, **attributes: Any) -> Any:
+        """Return the function's results on operands as its annotations have them; refuse traced ones of `Static`."""
+        return self.function(*(self._converted(n, x) for n, x in enumerate(operands)), **attributes)
+
+    def _converted(self, position: int, operand: Any) -> Any:
+        if operand is not None and position in self.array_operands:
+            return jnp.asarray(operand)
+        name = self.static_operands.get(position)
+        return operand if operand is None or name is None else static(operand, name)
 
 
 OPERATORS: dict[Key, Operator] = {}
@@ -136,11 +154,13 @@ def is_static(value: Any) -> bool:
     return all(map(is_static, value)) if isinstance(value, tuple) else not isinstance(value, traced)
 
 
-def data_dependent_size(max_size: int | None, result: str) -> int:
-    """Return the bound from `load(max_sizes=)` on a result whose size depends on traced values; refuse its absence."""
-    if max_size is not None:
-        return max_size
-    hint = 'give a bound, load(max_sizes={"<output of the node>": n}), or make the input static, load(static=…)'
+def data_dependent_size(max_sizes: MaxSizes, result: str) -> int:
+    """Return the bound from `load(max_sizes=)` on results whose size depends on traced values; refuse its absence."""
+    bound = next((size for _, size in max_sizes if size is not None), None)
+    if bound is not None:
+        return bound
+    name = next((name for name, _ in max_sizes if name), "<output of the node>")
+    hint = f"give a bound, load(max_sizes={{{name!r}: n}}), or make the input static, load(static=…)"
     message = f"the size of {result} depends on traced values"
     raise TracedOperandError(message, expected="a static operand or a bound", got="a traced operand", hint=hint)
 
@@ -156,12 +176,26 @@ def _described(key: Key, function: Callable[..., Any]) -> Operator:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     required = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    if shared := _shared_attributes(function):
+        keywords |= shared.__required_keys__ | shared.__optional_keys__
+        required |= shared.__required_keys__
+        takes_any = False
     return Operator(
         key=key,
         function=function,
         max_inputs=None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
         required_inputs=sum(p.default is p.empty for p in positional),
-        attributes=None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(keywords - set(NODE_FACTS)),
+        attributes=None if takes_any else frozenset(keywords - set(NODE_FACTS)),
         required_attributes=frozenset(required - set(NODE_FACTS)),
         node_facts=frozenset(keywords & set(NODE_FACTS)),
+        static_operands={n: p.name for n, p in enumerate(positional) if p.annotation in _STATIC},
+        array_operands=frozenset(n for n, p in enumerate(positional) if p.annotation == "Array"),
     )
+
+
+def _shared_attributes(function: Callable[..., Any]) -> Any:
+    """Return the `TypedDict` of `**name: Unpack[…]`; None without one."""
+    name = inspect.getfullargspec(function).varkw
+    hint = get_type_hints(function).get(name) if name else None
+    return get_args(hint)[0] if get_origin(hint) is Unpack else None

@@ -20,11 +20,12 @@ import ipujax as ipu
 from ipujax.front_end import MadeAt
 from ipujax.onnx.budget import Budget, SubgraphNodes
 from ipujax.onnx.evaluation.folding import fold, is_foldable
+from ipujax.onnx.evaluation.graph_facts import dependent_on
 from ipujax.onnx.evaluation.saturation import run_narrowed
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import expanded
-from ipujax.onnx.registry import OPERATORS, Operator
+from ipujax.onnx.registry import OPERATORS, Operator, is_static
 
 _NOT_IN_SCOPES = re.compile(r"[()\[\]{}\s]+")  # brackets are JAX's own: jvp(…), transpose(…)
 
@@ -152,18 +153,15 @@ def _bound(
     """Return the operator as a function of its operands alone."""
     _check_signature(entry, node, operands)
     keywords = {name: _bound_attribute(value, scope, settings) for name, value in node.attributes.items()}
-    bounds = (settings.max_sizes[name] for name in node.outputs if name in settings.max_sizes)
     facts_of_node: Mapping[str, Callable[[], Any]] = {
         "output_count": lambda: len(node.outputs),
         "output_dtypes": lambda: node.output_dtypes,
-        "max_size": lambda: next(bounds, None),
-        "max_sizes": lambda: {name: settings.max_sizes[name] for name in node.outputs if name in settings.max_sizes},
-        "output_names": lambda: node.outputs,
+        "max_sizes": lambda: tuple((name, settings.max_sizes.get(name)) for name in node.outputs),
         "node_name": lambda: node.name,
         "budget": lambda: settings.budget,
     }
     keywords |= {name: facts_of_node[name]() for name in entry.node_facts}
-    return lambda *operands: entry.function(*operands, **keywords)
+    return lambda *operands: entry(*operands, **keywords)
 
 
 def _bound_attribute(value: Any, scope: Mapping[str, Any], settings: Settings) -> Any:
@@ -209,8 +207,28 @@ class Subgraph:
         """Return the subgraph's outputs."""
         if self.settings.subgraph_nodes is not None:
             self.settings.subgraph_nodes.spend(1 + len(self.graph.nodes))
-        names = [info.name for info in self.graph.inputs]
-        return evaluate(self.graph, ChainMap(dict(zip(names, inputs, strict=True)), *_maps(self.scope)), self.settings)
+        scope = ChainMap(self._named(inputs), *_maps(self.scope))
+        return evaluate(self.graph, scope, self.settings)
+
+    def _named(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip((info.name for info in self.graph.inputs), inputs, strict=True))
+
+    def are_decided(self, *inputs: Any) -> list[bool]:
+        """Return of each output whether static values alone decide it, whatever they are."""
+        scope = {**self.scope, **self._named(inputs)}
+        dependent = dependent_on(self.graph.nodes, [name for name, value in scope.items() if not is_static(value)])
+        return [output.name not in dependent for output in self.graph.outputs]
+
+    def with_outputs(self, positions: Sequence[int]) -> Subgraph:
+        """Return the subgraph with some of its outputs, and the nodes that compute these."""
+        outputs = tuple(self.graph.outputs[n] for n in positions)
+        needed = {output.name for output in outputs}
+        nodes = []
+        for node in reversed(self.graph.nodes):
+            if not needed.isdisjoint(node.outputs):
+                nodes.append(node)
+                needed |= node.names_read()
+        return replace(self, graph=replace(self.graph, nodes=tuple(reversed(nodes)), outputs=outputs))
 
 
 def _maps(scope: Mapping[str, Any]) -> list[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
 from ipujax.onnx.graphs import Node
-from ipujax.onnx.registry import is_static
+from ipujax.onnx.registry import OPERATORS, is_static
 
 # Their results have at most as many elements as the product, or the sum, of those of their operands: what arithmetic on
 # shapes is made of. Whatever else may grow is measured by its abstract result.
@@ -29,14 +29,12 @@ _BOUNDED_BY_OPERANDS = frozenset({
     "Size", "Slice", "Sqrt", "Squeeze", "StringConcat", "StringNormalizer", "StringSplit", "Sub", "Sum", "Transpose",
     "Unsqueeze", "Where", "Xor",
 })  # fmt: skip
-_RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 
 
 def is_foldable(node: Node, operands: Sequence[Any], function: Callable[..., Any]) -> bool:
     """Return whether a node is evaluated at once; one with subgraphs is not: its nodes fold by themselves."""
-    if node.op_type in _RANDOM or not is_static(tuple(operands)) or next(node.subgraphs(), None) is not None:
+    is_random = "seed" in (OPERATORS[node.domain, node.op_type].attributes or ())
+    if is_random or not is_static(tuple(operands)) or next(node.subgraphs(), None) is not None:
         return False
     sizes = [_elements(operand) for operand in operands]
     if sum(sizes) > MAX_STATIC_ELEMENTS:

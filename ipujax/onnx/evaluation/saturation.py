@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import Log
-from ipujax.onnx.evaluation.shape_sources import SHAPE_OPERANDS, dependent_on
+from ipujax.onnx.evaluation.graph_facts import dependent_on
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.registry import OPERATORS
 from ipujax.onnx.wide_values import Saturated, check_held, is_wide_enabled, not_held, saturated, sides_of
@@ -104,8 +104,9 @@ def check_operand(node: Node, position: int, value: Any) -> np.ndarray | None:
     Raises:
         WideValueError: the operator needs a value that 32 bits do not hold.
     """
-    exact = () if node.domain else SHAPE_OPERANDS.get(node.op_type, ())
-    if _is_passing(node) or exact is None or position in exact or isinstance(value, Saturated):
+    entry = OPERATORS.get((node.domain, node.op_type))
+    is_exact = entry is not None and position in entry.static_operands
+    if _is_passing(node) or is_exact or isinstance(value, Saturated):
         return None
     if isinstance(value, tuple):
         check_held(value, _place(node, position))

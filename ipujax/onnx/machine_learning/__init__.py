@@ -1,9 +1,7 @@
 """Operators of `ai.onnx.ml`, which exporters of scikit-learn and of boosting libraries write, as JAX functions."""
 
 from ipujax.onnx.machine_learning import (
-    encoders as encoders,
     features as features,
     linear_models as linear_models,
-    support_vectors as support_vectors,
     tree_ensembles as tree_ensembles,
 )

@@ -1,4 +1,7 @@
-"""Features before a model: scaled, normalised, imputed, binarised, selected, joined; ZipMap after it."""
+"""Features before a model: scaled, normalised, imputed, selected, joined; categories as numbers; ZipMap after it.
+
+Text exists where it is known while tracing; a table from numbers to text gives positions in its list of values.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.element_types import index_dtype, is_floating
+from ipujax.onnx.element_types import canonical, index_dtype, is_floating
 from ipujax.onnx.machine_learning.class_scores import DOMAIN, checked_name, class_labels
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import Array, Value, refuse_outside
-from ipujax.onnx.registry import operator
+from ipujax.onnx.operators.sequences import as_texts
+from ipujax.onnx.registry import is_static, operator
+from ipujax.onnx.wide_values import check_held, is_text
 
 
 def as_features(x: Value) -> Array:
@@ -107,7 +112,7 @@ def array_feature_extractor(x: Value, positions: Value) -> Any:
     """Columns of an array by their positions; of a vector, of text too, a row of elements."""
     flat = jnp.ravel(jnp.asarray(positions))
     refuse_outside(np.ravel(positions) if isinstance(positions, np.ndarray) else None, 0, x.shape[-1] - 1, "position")
-    if x.dtype.kind in "OSU":  # labels of text are positions
+    if is_text(x):  # labels of text are positions
         return flat.astype(index_dtype()).reshape(1, -1)
     columns = jnp.take(jnp.asarray(x), flat, axis=-1)
     return columns.reshape(1, -1) if x.ndim == 1 else columns
@@ -122,3 +127,119 @@ def zip_map(
     names = "classlabels_int64s", "classlabels_strings"
     class_labels(classlabels_int64s, classlabels_strings, array.shape[-1], names)
     return array
+
+
+def _column(name: str, *candidates: Any) -> np.ndarray:
+    """Return keys or values of a table: the one attribute of its kind that the node has."""
+    present = [np.ravel(np.asarray(each)) for each in candidates if each is not None and np.size(each)]
+    if len(present) != 1:
+        raise OnnxError(f"a table needs {name} of one kind", expected=f"one attribute of {name}", got=len(present))
+    return present[0]
+
+
+@operator("LabelEncoder", DOMAIN)
+def label_encoder(
+    x: Value,
+    *,
+    classes_strings: Sequence[str] | None = None,
+    default_float: float = -0.0,
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+    default_tensor: np.ndarray | None = None,
+    keys_floats: Sequence[float] | None = None,
+    keys_int64s: Sequence[int] | None = None,
+    keys_strings: Sequence[str] | None = None,
+    keys_tensor: np.ndarray | None = None,
+    values_floats: Sequence[float] | None = None,
+    values_int64s: Sequence[int] | None = None,
+    values_strings: Sequence[str] | None = None,
+    values_tensor: np.ndarray | None = None,
+) -> Any:
+    """Values of a table for keys; the default for others. NaN is a key as others."""
+    if classes_strings:  # opset 1: text to its position, or the other way
+        positions = list(range(len(classes_strings)))
+        keys, values = (
+            (np.asarray(classes_strings, object), np.asarray(positions))
+            if is_text(x)
+            else (np.asarray(positions), np.asarray(classes_strings, object))
+        )
+    else:
+        floats = None if keys_floats is None else np.asarray(keys_floats, np.float32)
+        keys = _column("keys", floats, keys_int64s, _texts(keys_strings), keys_tensor)
+        numbers = None if values_floats is None else np.asarray(values_floats, np.float32)
+        values = _column("values", numbers, values_int64s, _texts(values_strings), values_tensor)
+    if len(keys) != len(values):
+        raise OnnxError("a table has another number of keys than values", expected=len(keys), got=len(values))
+    if is_text(keys) != is_text(x):
+        raise OnnxError("keys of a table and the operand are of different kinds", expected=keys.dtype, got=x.dtype)
+    if is_text(values):  # a value that no key has is the position behind the last
+        values, default = np.arange(len(values)), np.asarray(len(values))
+    elif default_tensor is not None and default_tensor.size:
+        default = np.ravel(default_tensor)[0]
+    else:
+        default = np.asarray(default_float if values.dtype.kind == "f" else default_int64)
+    default = np.asarray(default).astype(values.dtype)
+    if is_text(x):
+        table = dict(zip(as_texts(keys, "keys"), values, strict=True))
+        encoded = [table.get(text, default) for text in as_texts(x, "text").ravel()]
+        return np.asarray(encoded, values.dtype).reshape(x.shape)
+    return _looked_up(x, keys, values, default)
+
+
+def _texts(texts: Sequence[str] | None) -> np.ndarray | None:
+    return None if texts is None else np.asarray(texts, object)
+
+
+def _looked_up(x: Value, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Array:
+    """Return the values at equal keys: the position of each element among the sorted keys, and one comparison."""
+    check_held(keys, "a key")
+    check_held(values, "a value")
+    array = jnp.asarray(x)
+    # Of a key that is given twice the first counts; NaN sorts last and is found as itself.
+    unique, first = np.unique(keys.astype(array.dtype), return_index=True)
+    ordered = jnp.asarray(unique)
+    rows = values[first].astype(canonical(values.dtype))
+    # Behind the last key there is none to compare with.
+    place = jnp.minimum(jnp.searchsorted(ordered, array), len(unique) - 1)
+    key = ordered[place]
+    is_found = (key == array) | ((key != key) & (array != array))
+    return jnp.where(is_found, jnp.asarray(rows)[place], jnp.asarray(default.astype(rows.dtype)))
+
+
+@operator("OneHotEncoder", DOMAIN)
+def one_hot_encoder(
+    x: Value, *, cats_int64s: Sequence[int] | None = None, cats_strings: Sequence[str] | None = None, zeros: int = 1
+) -> Any:
+    """A last axis with 1 at the category of each element; without one of it, all zeros if `zeros` allows it."""
+    categories = _column("categories", cats_int64s, _texts(cats_strings))
+    if is_text(categories):
+        is_known_category = as_texts(x, "text")[..., None] == as_texts(categories, "categories")
+        _check_known(is_known_category, zeros)
+        return is_known_category.astype(np.float32)
+    check_held(categories, "a category")
+    array = jnp.asarray(x)
+    # Numbers of other types are cast to integers first, as onnxruntime does.
+    is_category = array.astype(index_dtype())[..., None] == jnp.asarray(categories.astype(index_dtype()))
+    if is_static(x):
+        _check_known(np.asarray(x).astype(np.int64)[..., None] == categories, zeros)
+    return is_category.astype(jnp.float32)
+
+
+def _check_known(is_category: np.ndarray, zeros: int) -> None:
+    if not zeros and not is_category.any(-1).all():
+        raise OnnxError("an element has no category", expected="one of the node's categories, or zeros=1")
+
+
+@operator("CategoryMapper", DOMAIN)
+def category_mapper(
+    x: Value,
+    *,
+    cats_int64s: Sequence[int],
+    cats_strings: Sequence[str],
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+) -> Any:
+    """Text as numbers, or numbers as positions of their text."""
+    if is_text(x):
+        return label_encoder(x, keys_strings=cats_strings, values_int64s=cats_int64s, default_int64=default_int64)
+    return label_encoder(x, keys_int64s=cats_int64s, values_strings=cats_strings, default_string=default_string)

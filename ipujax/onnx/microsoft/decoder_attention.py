@@ -13,12 +13,11 @@ from ipujax.onnx.microsoft.encoder_attention import (
     attended,
     multi_head_attention,
     rotary,
-    static_number,
     summed,
 )
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, data_dependent_size, is_static, operator
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, static_integer
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, MaxSizes, data_dependent_size, is_static, operator
 
 
 @operator("GroupQueryAttention", DOMAIN)
@@ -53,7 +52,7 @@ def group_query_attention(
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
     output_count: int = 1,
-    max_size: int | None,
+    max_sizes: MaxSizes,
 ) -> tuple[Array, ...]:
     """Attention [N, time, heads · size] of new queries with a cache, which the new keys and values are written into.
 
@@ -66,7 +65,7 @@ def group_query_attention(
     batch, _, time, _ = q.shape
     past = 0 if past_key is None else past_key.shape[2]
     lengths = jnp.reshape(jnp.asarray(seqlens_k), (-1,)).astype(jnp.int32) + 1
-    length = _buffer_length(past, total_sequence_length, max_size)
+    length = _buffer_length(past, total_sequence_length, max_sizes)
     # A prompt fills the cache from its beginning, and is padded behind; new tokens end at the last position.
     is_prompt = jnp.reshape(jnp.asarray(total_sequence_length), ()) == time
     starts = jnp.broadcast_to(jnp.where(is_prompt, 0, lengths - time), (batch,))
@@ -106,11 +105,12 @@ def _heads_of(query: Array, key: Optional, value: Optional, heads: int, key_head
     return as_heads(query, heads), as_heads(jnp.asarray(key), key_heads), as_heads(jnp.asarray(value), key_heads)
 
 
-def _buffer_length(past: int, total: Value, max_size: int | None) -> int:
+def _buffer_length(past: int, total: Value, max_sizes: MaxSizes) -> int:
     """Return the length of the cache after the node: a traced total must fit into the past buffer or a bound."""
     if is_static(total):
-        return max(past, static_number(total, "total_sequence_length"))
-    return past if past and max_size is None else data_dependent_size(max_size, "the cache of keys")
+        return max(past, static_integer(total, "total_sequence_length"))
+    is_open = not any(bound for _, bound in max_sizes)
+    return past if past and is_open else data_dependent_size(max_sizes, "the cache of keys")
 
 
 def _normalized(x: Array, weight: Value, epsilon: float) -> Array:

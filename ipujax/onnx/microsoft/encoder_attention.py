@@ -15,7 +15,7 @@ import numpy as np
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.attention import attention, rotary_embedding
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, on_axis
-from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator, static
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 MASKED = -10000.0  # default of mask_filter_value
 
@@ -239,8 +239,3 @@ def rotary(
     return rotary_embedding(
         array, cos_cache, sin_cache, places, interleaved=interleaved, num_heads=heads, rotary_embedding_dim=size
     )
-
-
-def static_number(value: Value, name: str) -> int:
-    """Return a static operand of one element."""
-    return int(np.ravel(static(value, name))[0])

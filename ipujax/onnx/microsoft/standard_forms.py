@@ -1,4 +1,4 @@
-"""Operators that have become ONNX's own since, in their earlier form, and small ones without a counterpart there."""
+"""Norms of sums and of embeddings; operators that have become ONNX's own since, in their earlier form; small ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,102 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.element_types import working_dtype
 from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.operators.constant_arrays import number_range, triangle
 from ipujax.onnx.operators.images import grid_sample
 from ipujax.onnx.operators.indexing import gather_nd
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
-from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator, static
+from ipujax.onnx.operators.normalization import layer_normalization, scaled_by_root_mean_square
+from ipujax.onnx.operators.operand_types import (
+    Array,
+    Optional,
+    Static,
+    Value,
+    along,
+    integers,
+    on_axis,
+    refuse_outside_axis,
+)
+from ipujax.onnx.operators.shapes import pad
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
+
+
+def _total(x: Value, skip: Value, bias: Optional) -> Array:
+    total = jnp.asarray(x) + skip
+    return total if bias is None else total + on_axis(bias, total, -1, "the bias")
+
+
+@operator("SkipLayerNormalization", DOMAIN)
+def skip_layer_normalization(
+    x: Value,
+    skip: Value,
+    gamma: Value,
+    beta: Optional = None,
+    bias: Optional = None,
+    *,
+    epsilon: float = 1e-12,
+    output_count: int = 1,
+) -> tuple[Array, ...]:
+    """Layer norm of x + skip + bias; also mean, reciprocal deviation, and the sum."""
+    total = _total(x, skip, bias)
+    on_axis(gamma, total, -1, "gamma")
+    y, mean, inverse = layer_normalization(total, gamma, beta, epsilon=epsilon, output_count=3)
+    return (y, mean, inverse, total)[:output_count]
+
+
+@operator("SkipSimplifiedLayerNormalization", DOMAIN)
+def skip_simplified_layer_normalization(
+    x: Value, skip: Value, gamma: Value, bias: Optional = None, *, epsilon: float = 1e-12, output_count: int = 1
+) -> tuple[Array, ...]:
+    """Root mean square norm of x + skip + bias; also zero for a mean, the reciprocal of the norm, and the sum."""
+    total = _total(x, skip, bias)
+    on_axis(gamma, total, -1, "gamma")
+    y, inverse = scaled_by_root_mean_square(total, gamma, -1, epsilon)
+    return (y, jnp.zeros_like(inverse), inverse, total)[:output_count]
+
+
+@operator("SimplifiedLayerNormalization", DOMAIN)
+def simplified_layer_normalization(
+    x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, output_count: int = 1
+) -> tuple[Array, ...]:
+    """Root mean square norm over an axis and those after it, and the reciprocal of the norm."""
+    # ONNX Runtime has it among ONNX's own operators; see `reading.old_nodes`.
+    return scaled_by_root_mean_square(jnp.asarray(x), scale, axis, epsilon, stash_type)[:output_count]
+
+
+@operator("EmbedLayerNormalization", DOMAIN)
+def embed_layer_normalization(
+    input_ids: Value,
+    segment_ids: Optional,
+    word_embedding: Value,
+    position_embedding: Value,
+    segment_embedding: Optional,
+    gamma: Value,
+    beta: Value,
+    mask: Optional = None,
+    position_ids: Optional = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
+    output_count: int = 1,
+) -> tuple[Array, ...]:
+    """Layer norm of embeddings of words, positions and segments; also the lengths that a mask has, and the sum."""
+    for ids, table in ((input_ids, word_embedding), (segment_ids, segment_embedding)):
+        if ids is not None and table is not None:
+            refuse_outside_axis(ids, table.shape[0], 0)
+    words = jnp.asarray(word_embedding)[jnp.asarray(input_ids)]
+    positions = jnp.asarray(position_embedding)
+    places = positions[: words.shape[1]] if position_ids is None else positions[jnp.asarray(position_ids)]
+    total = words + places
+    if segment_embedding is not None and segment_ids is not None:
+        total = total + jnp.asarray(segment_embedding)[jnp.asarray(segment_ids)]
+    wide = total.astype(working_dtype(total.dtype))
+    y = layer_normalization(wide, gamma, beta, epsilon=epsilon)
+    assert not isinstance(y, tuple)
+    lengths = (
+        jnp.zeros(words.shape[:1], jnp.int32) if mask is None else jnp.sum(jnp.asarray(mask) == 1, 1, dtype=jnp.int32)
+    )
+    return (y.astype(total.dtype), lengths, total)[:output_count]
 
 
 @operator("Inverse", DOMAIN)
@@ -22,8 +113,8 @@ def inverse(x: Value) -> Array:
 
 
 @operator("ExpandDims", DOMAIN)
-def expand_dims(x: Value, axis: Value) -> Array:
-    return jnp.expand_dims(jnp.asarray(x), int(static(axis, "axis").reshape(())))
+def expand_dims(x: Value, axis: Static) -> Array:
+    return jnp.expand_dims(jnp.asarray(x), integers(axis)[0])
 
 
 @operator("TorchEmbedding", DOMAIN)
@@ -52,38 +143,23 @@ def pairwise_distances(a: Value, b: Value, *, metric: str = "sqeuclidean") -> Ar
     return squares if metric == "sqeuclidean" else jnp.sqrt(squares)
 
 
-@operator("Trilu", DOMAIN)
-def triangle(x: Value, k: Optional = None, *, upper: int = 1) -> Array:
-    diagonal = 0 if k is None else int(static(k, "k").reshape(()))
-    return (jnp.triu if upper else jnp.tril)(jnp.asarray(x), diagonal)
-
-
-@operator("GatherND", DOMAIN)
-def gather_rows(data: Value, indices: Value) -> Any:
-    return gather_nd(data, indices)
+operator("GatherND", DOMAIN)(gather_nd)
+operator("Trilu", DOMAIN)(triangle)
 
 
 @operator("Range", DOMAIN)
-def number_range(start: Value, limit: Value, delta: Optional = None) -> np.ndarray:
-    """Static numbers from `start` to below `limit`."""
-    first, stop = static(start, "start"), static(limit, "limit")
-    step = np.ones((), first.dtype) if delta is None else static(delta, "delta")
-    count = np.ceil((stop - first) / step).reshape(())
-    return np.asarray(first + step * np.arange(max(0, int(count))), first.dtype)
+def range_by_one(start: Static, limit: Static, delta: Static | None = None) -> Value:
+    """Numbers from `start` to below `limit`, one apart without `delta`."""
+    return number_range(start, limit, np.ones((), start.dtype) if delta is None else delta)
 
 
 @operator("Pad", DOMAIN)
-def padded(data: Value, pads: Value, value: Optional = None, *, mode: str = "constant") -> Array:
+def padded(data: Array, pads: Static, value: Optional = None, *, mode: str = "constant") -> Array:
     """Array with static widths of padding around it."""
-    modes = {"constant": "constant", "reflect": "reflect", "edge": "edge"}
+    modes = ("constant", "reflect", "edge")
     if mode not in modes:
         raise OnnxError("the attribute 'mode' is unknown", expected=f"one of {', '.join(modes)}", got=mode)
-    widths: Sequence[Any] = static(pads, "pads").reshape(2, -1).T.tolist()
-    if mode == "constant":
-        return jnp.pad(
-            jnp.asarray(data), widths, constant_values=0 if value is None else jnp.asarray(value).reshape(())
-        )
-    return jnp.pad(jnp.asarray(data), widths, mode=mode)
+    return pad(data, pads, value, mode=mode)
 
 
 @operator("GridSample", DOMAIN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipujax.onnx.operators import (
-    activation_functions as activation_functions,
     attention as attention,
     constant_arrays as constant_arrays,
     convolution as convolution,
@@ -12,11 +11,9 @@ from ipujax.onnx.operators import (
     elementwise as elementwise,
     images as images,
     indexing as indexing,
-    matmul as matmul,
     normalization as normalization,
     pools as pools,
     quantization as quantization,
-    random_draws as random_draws,
     recurrent_layers as recurrent_layers,
     reduction as reduction,
     resize as resize,
@@ -24,6 +21,5 @@ from ipujax.onnx.operators import (
     shapes as shapes,
     signals as signals,
     subgraphs as subgraphs,
-    texts as texts,
     training as training,
 )

@@ -236,7 +236,7 @@ def _time_first(x: Array, heads: int) -> Array:
 
 @operator("RotaryEmbedding")
 def rotary_embedding(
-    x: Value,
+    x: Array,
     cos_cache: Value,
     sin_cache: Value,
     position_ids: Optional = None,
@@ -246,7 +246,6 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
 ) -> Array:
     """Pairs of elements of each head rotated by angles of its position; layouts as in Attention."""
-    x = jnp.asarray(x)
     heads = x if x.ndim == 4 else _split_heads(x, num_heads)
     size = rotary_embedding_dim or heads.shape[-1]
     turned = heads[..., :size]

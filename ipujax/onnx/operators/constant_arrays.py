@@ -1,17 +1,25 @@
-"""Operators without data: constants, filled arrays, ranges, shapes and sizes of arrays. Most results are static."""
+"""Operators without data: constants, filled arrays, ranges, shapes and sizes of arrays, random numbers.
+
+Most results are static. A model is a pure function: the same node draws the same numbers in each call. The key comes
+from the seed of the node, or, without one, from its name. A network that needs other numbers each time takes them as
+input.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
-from ipujax.onnx.element_types import canonical, element_dtype
+from ipujax.onnx.element_types import FLOAT, canonical, element_dtype, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, numpy_for
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.operators.operand_types import Array, Optional, Static, Value, integers, numpy_for
+from ipujax.onnx.registry import operator
 
 
 @operator("Constant")
@@ -40,9 +48,9 @@ def constant(
 
 
 @operator("ConstantOfShape")
-def constant_of_shape(shape: Value, *, value: np.ndarray | None = None) -> Array:
+def constant_of_shape(shape: Static, *, value: np.ndarray | None = None) -> Array:
     fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
-    return jnp.full(integers(static(shape, "shape")), fill[0])
+    return jnp.full(integers(shape), fill[0])
 
 
 @operator("EyeLike")
@@ -53,11 +61,9 @@ def eye_like(x: Value, *, dtype: int | None = None, k: int = 0) -> Array:
 
 
 @operator("Range")
-def number_range(start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
+def number_range(start: Static, limit: Static, delta: Static, *, stash_type: int = 1) -> Value:
     """Array of start, start + delta, … before limit, static unless large; half precision is computed in float32."""
-    first, last, step = (
-        np.ravel(static(each, name))[0] for each, name in ((start, "start"), (limit, "limit"), (delta, "delta"))
-    )
+    first, last, step = (np.ravel(each)[0] for each in (start, limit, delta))
     if step == 0:
         raise OutsideError("a range has no end", expected="a delta that is not 0", got=step)
     dtype = first.dtype
@@ -90,11 +96,113 @@ def identity(x: Any) -> tuple[Any]:
 
 
 @operator("Trilu")
-def triangle(x: Value, k: Optional = None, *, upper: int = 1) -> Array:
+def triangle(x: Array, k: Optional = None, *, upper: int = 1) -> Array:
     """Upper or lower triangle of matrices, zero elsewhere; k is the diagonal where it ends."""
-    x = jnp.asarray(x)
     diagonal = 0 if k is None else jnp.ravel(k)[0]
     xp = numpy_for(x.shape[-1] * x.shape[-2])
     distance = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
     inside = distance >= diagonal if upper else distance <= diagonal
     return jnp.where(inside, x, jnp.zeros_like(x))
+
+
+def node_key(seed: float | None, node_name: str) -> Array:
+    """Return the random key of a node: of its seed's bits, or of its name."""
+    # Without a seed ONNX leaves the numbers open; those of a node stay equal from call to call, so results are pure.
+    source = node_name.encode() if seed is None else np.float32(seed).tobytes()
+    return jax.random.key(zlib.crc32(source))
+
+
+def _dtype_like(x: Value, dtype: int | None) -> np.dtype:
+    return element_dtype(dtype) if dtype is not None else np.dtype(jnp.asarray(x).dtype)
+
+
+@operator("RandomNormal")
+def random_normal(
+    *,
+    dtype: int = FLOAT,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    seed: float | None = None,
+    shape: Sequence[int],
+    node_name: str,
+) -> Array:
+    return mean + scale * jax.random.normal(node_key(seed, node_name), tuple(shape), element_dtype(dtype))
+
+
+@operator("RandomUniform")
+def random_uniform(
+    *,
+    dtype: int = FLOAT,
+    high: float = 1.0,
+    low: float = 0.0,
+    seed: float | None = None,
+    shape: Sequence[int],
+    node_name: str,
+) -> Array:
+    return jax.random.uniform(node_key(seed, node_name), tuple(shape), element_dtype(dtype), low, high)
+
+
+@operator("RandomNormalLike")
+def random_normal_like(
+    x: Value,
+    *,
+    dtype: int | None = None,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    seed: float | None = None,
+    node_name: str,
+) -> Array:
+    key = node_key(seed, node_name)
+    return mean + scale * jax.random.normal(key, np.shape(x), _dtype_like(x, dtype))
+
+
+@operator("RandomUniformLike")
+def random_uniform_like(
+    x: Value,
+    *,
+    dtype: int | None = None,
+    high: float = 1.0,
+    low: float = 0.0,
+    seed: float | None = None,
+    node_name: str,
+) -> Array:
+    return jax.random.uniform(node_key(seed, node_name), np.shape(x), _dtype_like(x, dtype), low, high)
+
+
+@operator("Bernoulli")
+def bernoulli(x: Value, *, dtype: int | None = None, seed: float | None = None, node_name: str) -> Array:
+    """One with the probability that each element is, else zero."""
+    probability = jnp.asarray(x).astype(working_dtype(jnp.asarray(x).dtype))
+    return jax.random.bernoulli(node_key(seed, node_name), probability).astype(_dtype_like(x, dtype))
+
+
+@operator("Multinomial")
+def multinomial(
+    x: Array, *, dtype: int | None = None, sample_size: int = 1, seed: float | None = None, node_name: str
+) -> Array:
+    """Classes [N, sample_size], drawn with the unnormalised log probabilities [N, classes]."""
+    drawn = jax.random.categorical(node_key(seed, node_name), x, shape=(sample_size, x.shape[0]))
+    return drawn.T.astype(jnp.int32 if dtype is None else element_dtype(dtype))
+
+
+@operator("Dropout")
+def dropout(
+    x: Array,
+    ratio: Optional = None,
+    training_mode: Optional = None,
+    *,
+    seed: float | None = None,
+    node_name: str,
+    output_count: int = 1,
+) -> Array | tuple[Array, Array]:
+    """While training, elements are zero with a probability, others scaled up; and the mask of those that stay."""
+    probability = jnp.float32(0.5) if ratio is None else jnp.ravel(ratio)[0]
+    training = jnp.asarray(False) if training_mode is None else jnp.ravel(training_mode)[0]
+    always = training_mode is None or (isinstance(training_mode, np.ndarray) and not training_mode.any())
+    if always:
+        return x if output_count == 1 else (x, jnp.ones(x.shape, bool))
+    drawn = jax.random.uniform(node_key(seed, node_name), x.shape) >= probability
+    mask = drawn | ~training
+    factor = jnp.where(training, 1 / (1 - probability), 1).astype(x.dtype)
+    y = jnp.where(mask, x * factor, jnp.zeros_like(x))
+    return y if output_count == 1 else (y, mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,12 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.budget import check_indices
+from ipujax.onnx.operators.images import linear_samples
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
     Optional,
+    Static,
     Value,
     along,
     integers,
@@ -23,27 +26,30 @@ from ipujax.onnx.operators.operand_types import (
     refuse_outside,
     size_of,
 )
-from ipujax.onnx.operators.sampling import linear_samples
-from ipujax.onnx.operators.window_attributes import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.operators.window_attributes import (
+    Kernels,
+    PaddedWindows,
+    Spacing,
+    Windows,
+    kernel_of,
+    refuse_long,
+    refuse_two_paddings,
+    slide,
+)
+from ipujax.onnx.registry import operator
 
 
 @operator("Conv")
 def convolution(
-    x: Value,
-    w: Value,
+    x: Array,
+    w: Array,
     b: Optional = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[PaddedWindows],
 ) -> Array:
-    x, w = map(jnp.asarray, (x, w))
-    kernel = kernel_of(kernel_shape, w)
-    windows = slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
+    windows = slide(x.shape[2:], kernel_of(kernel_shape, w), **attributes)
     return _with_bias(convolve(x, w, windows, group), b)
 
 
@@ -64,39 +70,28 @@ def integer_convolution(
     w: Value,
     x_zero_point: Optional = None,
     w_zero_point: Optional = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[Kernels],
 ) -> Array:
     """Convolution in int32 of differences from the zero points; padding is the zero point."""
-    wide_w = jnp.asarray(w).astype(jnp.int32)
-    shifted_x = jnp.asarray(x).astype(jnp.int32) - _zero(x_zero_point)
-    zero = jnp.asarray(_zero(w_zero_point))
-    shifted_w = wide_w - (along(zero, 0, wide_w.ndim) if zero.ndim else zero)
-    return convolution(
-        shifted_x,
-        shifted_w,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    return convolution(shifted(x, x_zero_point, 0), shifted(w, w_zero_point, 0), **attributes)
 
 
-def _zero(zero_point: Optional) -> Array | int:
-    return 0 if zero_point is None else jnp.asarray(zero_point).astype(jnp.int32)
+def shifted(x: Value, zero_point: Optional, axis: int) -> Array:
+    """Return differences from a zero point, or from one for each slice along an axis, in int32."""
+    wide = jnp.asarray(x).astype(jnp.int32)
+    return wide if zero_point is None else wide - by_slice(zero_point, wide, axis).astype(jnp.int32)
+
+
+def by_slice(values: Value, x: Array, axis: int) -> Array:
+    """Return one value, or one for each slice of an array along an axis, so that they broadcast with it."""
+    vector = jnp.asarray(values)
+    return along(vector, axis, x.ndim) if vector.ndim == 1 and vector.size > 1 else vector
 
 
 @operator("ConvTranspose")
 def transposed_convolution(
-    x: Value,
-    w: Value,
+    x: Array,
+    w: Array,
     b: Optional = None,
     *,
     auto_pad: str = "NOTSET",
@@ -109,7 +104,6 @@ def transposed_convolution(
     strides: Sequence[int] | None = None,
 ) -> Array:
     """Transpose of a convolution: of the input, spread by the strides, with the mirrored kernel."""
-    x, w = map(jnp.asarray, (x, w))
     rank = x.ndim - 2
     refuse_two_paddings(pads, auto_pad)
     kernel = kernel_of(kernel_shape, w)
@@ -175,23 +169,20 @@ def _mirrored(w: Array, group: int) -> Array:
 
 @operator("DeformConv")
 def deformable_convolution(
-    x: Value,
-    w: Value,
-    offset: Value,
+    x: Array,
+    w: Array,
+    offset: Array,
     b: Optional = None,
     mask: Optional = None,
     *,
-    dilations: Sequence[int] | None = None,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
     offset_group: int = 1,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[Spacing],
 ) -> Array:
     """Convolution whose windows are sampled at positions shifted by `offset`, linearly interpolated."""
-    x, w, offset = map(jnp.asarray, (x, w, offset))
     batch, channels, *sizes = x.shape
-    windows = slide(sizes, kernel_of(kernel_shape, w), strides=strides, dilations=dilations, pads=pads)
+    windows = slide(sizes, kernel_of(kernel_shape, w), **attributes)
     rank = windows.rank
     taps = math.prod(windows.kernel)
     places = math.prod(windows.counts)
@@ -229,20 +220,11 @@ def _grid(windows: Windows) -> Value:
 
 
 @operator("Col2Im")
-def image_of_columns(
-    x: Value,
-    image_shape: Value,
-    block_shape: Value,
-    *,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array:
+def image_of_columns(x: Array, image_shape: Static, block_shape: Static, **attributes: Unpack[Spacing]) -> Array:
     """Image [N, C, spatial] in which blocks [N, C · elements, blocks] are added up where they overlap."""
-    x = jnp.asarray(x)
-    sizes = integers(static(image_shape, "image_shape"))
-    block = integers(static(block_shape, "block_shape"))
-    windows = slide(sizes, block, strides=strides, dilations=dilations, pads=pads)
+    sizes = integers(image_shape)
+    block = integers(block_shape)
+    windows = slide(sizes, block, **attributes)
     batch, rows, columns = x.shape
     taps = math.prod(block)
     grid = _grid(windows)
@@ -257,10 +239,9 @@ def image_of_columns(
 
 @operator("CausalConvWithState")
 def causal_convolution(
-    x: Value, weight: Value, bias: Optional = None, past_state: Optional = None, *, activation: str = "none"
+    x: Array, weight: Array, bias: Optional = None, past_state: Optional = None, *, activation: str = "none"
 ) -> tuple[Array, Array]:
     """Depthwise convolution over past and present elements in time; also the last elements for the next call."""
-    x, weight = map(jnp.asarray, (x, weight))
     length = weight.shape[-1] - 1
     past = jnp.zeros((*x.shape[:2], length), x.dtype) if past_state is None else jnp.asarray(past_state)
     series = jnp.concatenate([past, x], axis=2)

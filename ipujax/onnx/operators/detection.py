@@ -12,7 +12,7 @@ from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.registry import data_dependent_size, is_static, operator
+from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator
 
 
 class Corners(NamedTuple):
@@ -33,18 +33,20 @@ def non_max_suppression(
     score_threshold: Optional = None,
     *,
     center_point_box: int = 0,
-    max_size: int | None = None,
+    max_sizes: MaxSizes,
 ) -> Array:
     """Best boxes of each class that do not overlap a better one, [selected, (batch, class, box)]."""
     # Boxes [N, boxes, 4] are two opposite corners (y, x), or centre (x, y) and size (w, h); scores [N, classes, boxes].
-    # They overlap if intersection over union exceeds the threshold. Traced results have `max_size` rows, the rest zero.
+    # They overlap if intersection over union exceeds the threshold. Traced results have rows of zeros up to the bound.
+    if not np.shape(boxes)[1]:
+        return jnp.zeros((0, 3), index_dtype())
     operands = (boxes, scores, max_output_boxes_per_class, iou_threshold, score_threshold)
     if is_static(operands):
         with jax.ensure_compile_time_eval():
             rows, count = _all_selected(*operands, center_point_box)
             return rows(int(count))
     rows, _ = _all_selected(*operands, center_point_box)
-    return rows(data_dependent_size(max_size, "the selected boxes"))
+    return rows(data_dependent_size(max_sizes, "the selected boxes"))
 
 
 def _all_selected(

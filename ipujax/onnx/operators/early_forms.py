@@ -16,17 +16,16 @@ import numpy as np
 
 from ipujax.onnx.operators.images import sampled
 from ipujax.onnx.operators.normalization import group_normalization
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of
+from ipujax.onnx.operators.operand_types import Array, Optional, Static, Value, axis_of
 from ipujax.onnx.operators.resize import resize
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.operators.subgraphs import Body, scan
-from ipujax.onnx.registry import EARLY_DOMAIN, operator, static
+from ipujax.onnx.registry import EARLY_DOMAIN, operator
 
 
 @operator("AlignedOperand", EARLY_DOMAIN)
-def aligned_operand(operand: Value, x: Value, *, axis: int, vectors_only: int = 0) -> Array:
+def aligned_operand(operand: Array, x: Value, *, axis: int, vectors_only: int = 0) -> Array:
     """Second operand of arithmetic with an axis: its dimensions are those of `x` from the axis on."""
-    operand = jnp.asarray(operand)
     rank = np.ndim(x)
     if operand.ndim == 0 or (vectors_only and (operand.ndim != 1 or rank < 2)):
         return operand
@@ -39,8 +38,7 @@ def aligned_operand(operand: Value, x: Value, *, axis: int, vectors_only: int = 
 def _over_trailing_axes(function: Callable[..., Array]) -> Callable[..., Array]:
     """Return the operator over all axes from one on, as if they were one axis."""
 
-    def flattened(x: Value, *, axis: int) -> Array:
-        x = jnp.asarray(x)
+    def flattened(x: Array, *, axis: int) -> Array:
         return function(x, axis=tuple(range(axis_of(axis, x.ndim), x.ndim)))
 
     return flattened
@@ -68,7 +66,7 @@ def grid_sample_of_opset_16(
 
 @operator("GroupNormalization", EARLY_DOMAIN)
 def group_normalization_by_group(
-    x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int
+    x: Array, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int
 ) -> Array:
     """Normalise groups of channels, with a scale and a bias for each group."""
     repeats = np.shape(x)[1] // num_groups
@@ -77,10 +75,9 @@ def group_normalization_by_group(
 
 
 @operator("Resize", EARLY_DOMAIN)
-def resize_by_scales(x: Value, scales: Value, *, mode: str = "nearest") -> Array:
+def resize_by_scales(x: Array, scales: Static, *, mode: str = "nearest") -> Array:
     """Resize with positions that are not at the middle of elements; nearest is the one before, or after if shrunk."""
-    x = jnp.asarray(x)
-    factors = np.ravel(static(scales, "scales")).astype(np.float32)
+    factors = np.ravel(scales).astype(np.float32)
     # An array that keeps its size stays as it is, whatever the scales: ONNX leaves it open, onnxruntime has it so.
     if np.array_equal(np.floor(factors * np.asarray(x.shape, np.float32)), x.shape):
         return x

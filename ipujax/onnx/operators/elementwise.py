@@ -1,4 +1,5 @@
-"""Elementwise operators: functions of one, two or any number of arrays, which broadcast as in NumPy; casts."""
+"""Elementwise operators: functions of one, two or any number of arrays, which broadcast as in NumPy; non-linearities;
+casts."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
@@ -14,7 +16,7 @@ from jax import lax
 from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating
 from ipujax.onnx.onnx_errors import OutsideError, WideValueError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.operators.texts import as_texts
+from ipujax.onnx.operators.sequences import as_texts
 from ipujax.onnx.registry import is_static, operator, register
 from ipujax.onnx.wide_values import REMEDY
 
@@ -108,6 +110,72 @@ def equal(a: Value, b: Value) -> Any:
     return jnp.equal(jnp.asarray(a), jnp.asarray(b))
 
 
+@operator("LeakyRelu")
+def leaky_relu(x: Value, *, alpha: float = 0.01) -> Array:
+    return jnp.where(x >= 0, x, alpha * x)
+
+
+@operator("PRelu")
+def parametric_relu(x: Value, slope: Value) -> Array:
+    return jnp.where(x >= 0, x, jnp.multiply(slope, x))
+
+
+@operator("ThresholdedRelu")
+def thresholded_relu(x: Value, *, alpha: float = 1.0) -> Array:
+    return jnp.where(x > alpha, x, jnp.zeros_like(x))
+
+
+@operator("Elu")
+def elu(x: Value, *, alpha: float = 1.0) -> Array:
+    return _exponential_linear(x, alpha)
+
+
+@operator("Selu")
+def selu(x: Value, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Array:
+    return gamma * _exponential_linear(x, alpha)
+
+
+@operator("Celu")
+def celu(x: Value, *, alpha: float = 1.0) -> Array:
+    return jnp.maximum(x, 0) + jnp.minimum(0, alpha * jnp.expm1(_negative_part(x) / alpha))
+
+
+def _exponential_linear(x: Value, alpha: float) -> Array:
+    return jnp.where(x >= 0, x, alpha * jnp.expm1(_negative_part(x)))
+
+
+def _negative_part(x: Value) -> Array:
+    """The branch that is not taken must not overflow: its gradient would be 0 · ∞."""
+    return jnp.where(x >= 0, jnp.zeros_like(x), x)
+
+
+@operator("HardSigmoid")
+def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
+    return jnp.clip(alpha * jnp.asarray(x) + beta, 0, 1)
+
+
+@operator("Swish")
+def swish(x: Array, *, alpha: float = 1.0) -> Array:
+    return x * jax.nn.sigmoid(x if alpha == 1 else alpha * x)
+
+
+@operator("SwiGLU")
+def swish_gate(a: Array, b: Value, *, alpha: float = 1.0) -> Array:
+    return swish(a, alpha=alpha) * b
+
+
+@operator("Gelu")
+def gelu(x: Value, *, approximate: str = "none") -> Array:
+    return jax.nn.gelu(jnp.asarray(x), approximate=approximate == "tanh")
+
+
+@operator("Shrink")
+def shrink(x: Array, *, lambd: float = 0.5, bias: float = 0.0) -> Array:
+    low = (x + bias).astype(x.dtype)
+    high = (x - bias).astype(x.dtype)
+    return jnp.where(x < -lambd, low, jnp.where(x > lambd, high, jnp.zeros_like(x)))
+
+
 def unary(function: Callable[[Any], Any]) -> Callable[[Value], Array]:
     """Return the operator of one input: a JAX function without its further parameters."""
 
@@ -138,16 +206,23 @@ UNARY: Mapping[str, Callable[[Any], Any]] = {
     "Ceil": jnp.ceil,
     "Cos": jnp.cos,
     "Cosh": jnp.cosh,
+    "Det": jnp.linalg.det,  # of each matrix
     "Exp": jnp.exp,
     "Floor": jnp.floor,
+    "HardSwish": lambda x: x * hard_sigmoid(x, alpha=1 / 6, beta=0.5),
     "IsNaN": jnp.isnan,
     "Log": jnp.log,
+    "Mish": lambda x: x * jnp.tanh(jax.nn.softplus(x)),
     "Neg": jnp.negative,
     "Not": jnp.logical_not,
+    "Relu": jax.nn.relu,
     "Round": jnp.round,  # half to even
+    "Sigmoid": jax.nn.sigmoid,
     "Sign": jnp.sign,
     "Sin": jnp.sin,
     "Sinh": jnp.sinh,
+    "Softplus": jax.nn.softplus,
+    "Softsign": jax.nn.soft_sign,
     "Sqrt": jnp.sqrt,
     "Tan": jnp.tan,
     "Tanh": jnp.tanh,

@@ -1,18 +1,25 @@
-"""Images read at positions that are data: GridSample, AffineGrid, RoiAlign. Layouts are N C spatial."""
+"""Images read at positions that are data, by weighted sums of the elements around: GridSample, AffineGrid, RoiAlign.
+
+Layouts are N C spatial.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import check_terms
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
+    Static,
     Value,
     index_range,
     integers,
@@ -21,15 +28,97 @@ from ipujax.onnx.operators.operand_types import (
     refuse_outside_axis,
     size_of,
 )
-from ipujax.onnx.operators.sampling import (
-    Taps,
-    cubic_taps,
-    linear_taps,
-    nearest_taps,
-    reflected,
-    weighted_samples,
-)
 from ipujax.onnx.registry import operator, static
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Elements of one axis that a sample is a weighted sum of.
+
+    Args:
+        index: of each element, integers [N, samples, taps]; may be out of range.
+        weight: of each element, [N, samples, taps].
+    """
+
+    index: Array
+    weight: Array
+
+
+def linear_taps(position: Array) -> Taps:
+    """Two elements around each position [N, samples]."""
+    below = jnp.floor(position)
+    ratio = position - below
+    index = below.astype(jnp.int32)
+    return Taps(jnp.stack([index, index + 1], -1), jnp.stack([1 - ratio, ratio], -1))
+
+
+def nearest_taps(position: Array) -> Taps:
+    """The nearest element of each position [N, samples]; of two the even one."""
+    index = jnp.round(position).astype(jnp.int32)
+    return Taps(index[..., None], jnp.ones((*position.shape, 1), position.dtype))
+
+
+def cubic_taps(position: Array, coefficient: float = -0.75) -> Taps:
+    """Four elements around each position [N, samples], with Keys' kernel."""
+    below = jnp.floor(position)
+    ratio = position - below
+    offsets = np.arange(-1, 3)
+    distance = jnp.abs(ratio[..., None] - offsets)
+    return Taps(below.astype(jnp.int32)[..., None] + offsets, cubic_kernel(distance, coefficient))
+
+
+def cubic_kernel(distance: Any, coefficient: float) -> Any:
+    """Weight of an element at a distance, static or traced; zero from two elements on."""
+    # Source: R. G. Keys, "Cubic convolution interpolation for digital image processing" (1981).
+    a = coefficient
+    d = distance
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return near * (d <= 1) + far * ((d > 1) & (d < 2))
+
+
+def reflected(position: Array, low: float, high: float) -> Array:
+    """Positions mirrored at both ends of an interval until they are inside."""
+    extent = high - low
+    if extent <= 0:
+        return jnp.full_like(position, low)
+    phase = jnp.mod(position - low, 2 * extent)
+    return low + jnp.minimum(phase, 2 * extent - phase)
+
+
+def weighted_samples(x: Array, taps: Sequence[Taps], padding: str = "zeros", align_corners: bool = False) -> Array:
+    """Return an array [N, C, spatial] at samples, [N, C, samples]: products of taps, one for each spatial axis."""
+    # Out of range are zeros, for "border" the nearest element, for "reflection" elements reflected at the edge or, with
+    # `align_corners`, at the centre of the last element.
+    batch, channels, *sizes = x.shape
+    flat = x.reshape(batch, channels, math.prod(sizes))
+    result = jnp.zeros((), x.dtype)
+    check_terms(math.prod(each.index.shape[-1] for each in taps), "interpolation")
+    for corner in itertools.product(*(range(each.index.shape[-1]) for each in taps)):
+        index = jnp.zeros((), jnp.int32)
+        weight = jnp.ones((), taps[0].weight.dtype)
+        for each, tap, size in zip(taps, corner, sizes, strict=True):
+            at = each.index[..., tap]
+            inside = (at >= 0) & (at < size)
+            factor = each.weight[..., tap]
+            weight = weight * (jnp.where(inside, factor, 0) if padding == "zeros" else factor)
+            index = index * size + _in_range(at, size, padding, align_corners)
+        values = jnp.take_along_axis(flat, index[:, None, :], axis=2)
+        result = result + values * weight[:, None, :].astype(x.dtype)
+    return result
+
+
+def _in_range(index: Array, size: int, padding: str, align_corners: bool) -> Array:
+    if padding == "reflection":
+        low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+        index = reflected(index.astype(jnp.float32), low, high).astype(jnp.int32)
+    return jnp.clip(index, 0, size - 1)
+
+
+def linear_samples(x: Array, positions: Array) -> Array:
+    """Return an array [N, C, spatial] at `positions` [N, samples, axes] in elements, interpolated, zero outside."""
+    return weighted_samples(x, [linear_taps(positions[..., axis]) for axis in range(positions.shape[-1])])
+
 
 TAPS: Mapping[str, Callable[[Array], Taps]] = {"cubic": cubic_taps, "linear": linear_taps, "nearest": nearest_taps}
 
@@ -69,10 +158,9 @@ def _placed(position: Array, low: float, high: float, size: int, padding: str) -
 
 
 @operator("AffineGrid")
-def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Array:
+def affine_grid(theta: Array, size: Static, *, align_corners: int = 0) -> Array:
     """Grid of positions for GridSample: coordinates of a result's elements, mapped by matrices [N, axes, axes + 1]."""
-    theta = jnp.asarray(theta)
-    sizes = integers(static(size, "size"))[2:]
+    sizes = integers(size)[2:]
     refuse_outside(np.asarray(sizes), 1, MAX_SIZE, "size")
     steps = [_unit_positions(n, bool(align_corners)) for n in sizes]
     xp = numpy_for(size_of(sizes))
@@ -90,7 +178,7 @@ def _unit_positions(size: int, align_corners: bool) -> Value:
 
 @operator("RoiAlign")
 def roi_align(
-    x: Value,
+    x: Array,
     rois: Value,
     batch_indices: Value,
     *,
@@ -103,7 +191,6 @@ def roi_align(
 ) -> Array:
     """Mean or maximum of samples in each bin of each region, [regions, C, output_height, output_width]."""
     # Without a sampling ratio a bin has as many samples as elements, a number that needs static regions.
-    x = jnp.asarray(x)
     half_pixel = coordinate_transformation_mode == "half_pixel"
     counts = [sampling_ratio] * 2
     if not sampling_ratio:
@@ -125,14 +212,16 @@ def roi_align(
             weight = rows.weight[..., tap_y][:, None, :, None] * columns.weight[..., tap_x][:, None, None, :]
             corners.append(values * weight.astype(x.dtype))
     used = rows.used[:, None, :, None] & columns.used[:, None, None, :]
-    shape = (-1, output_height, counts[0], output_width, counts[1])
+
+    def by_bin(samples: Array) -> Array:
+        return samples.reshape(*samples.shape[:2], output_height, counts[0], output_width, counts[1])
+
     if mode == "avg":
         total = jnp.where(used, sum(corners[1:], corners[0]), 0)
-        number = used.reshape(len(images), *shape).sum(axis=(3, 5)).astype(x.dtype)
-        return total.reshape(len(images), *shape).sum(axis=(3, 5)) / number
+        return by_bin(total).sum(axis=(3, 5)) / by_bin(used).sum(axis=(3, 5)).astype(x.dtype)
     # of the weighted corners, not of the samples, as onnx.reference and onnxruntime have it
     largest = jnp.where(used, jnp.max(jnp.stack(corners), axis=0), -jnp.inf)
-    return largest.reshape(len(images), *shape).max(axis=(3, 5))
+    return by_bin(largest).max(axis=(3, 5))
 
 
 def _corners(rois: Any, scale: float, half_pixel: bool, numpy: Any) -> Any:
@@ -164,8 +253,8 @@ def _axis_samples(start: Array, extent: Array, bins: int, count: int, ratio: int
     number = jnp.full_like(bin_extent, ratio) if ratio else jnp.ceil(bin_extent)
     sample = index_range(count)
     position = start[:, None, None] + index_range(bins)[:, None] * bin_extent + (sample + 0.5) * bin_extent / number
-    used = jnp.broadcast_to(sample < number, position.shape).reshape(len(start), -1)
-    flat = position.reshape(len(start), -1)
+    used = jnp.broadcast_to(sample < number, position.shape).reshape(len(start), bins * count)
+    flat = position.reshape(len(start), bins * count)
     inside = (flat >= -1) & (flat <= size)
     placed = jnp.clip(flat, 0, size - 1)
     low = jnp.minimum(jnp.floor(placed).astype(jnp.int32), size - 1)

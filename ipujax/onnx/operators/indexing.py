@@ -16,6 +16,7 @@ from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
     Optional,
+    Static,
     Value,
     along as axis_vector,
     axis_of,
@@ -24,7 +25,7 @@ from ipujax.onnx.operators.operand_types import (
     refuse_outside,
     refuse_outside_axis,
 )
-from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
+from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator
 
 
 def wrapped(indices: Value, size: int, axis: int = 0) -> Any:
@@ -39,13 +40,15 @@ def _from_start(indices: Value, size: int) -> Any:
 
 
 @operator("Gather")
-def gather(x: Value, indices: Value, *, axis: int = 0) -> Array:
+def gather(x: Array, indices: Value, *, axis: int = 0) -> Array:
     """Slices of an array along one axis."""
-    x = jnp.asarray(x)
     along = axis_of(axis, x.ndim)
     if is_static(indices) and np.ndim(indices) == 0:  # a view
         return jax.lax.index_in_dim(x, int(wrapped(indices, x.shape[along], along)), along, keepdims=False)
-    return jnp.take(x, wrapped(indices, x.shape[along], along), axis=along, mode="clip")
+    places = wrapped(indices, x.shape[along], along)
+    if not x.shape[along]:  # traced indices have nothing to read: the body of a loop over no rows, which never runs
+        return jnp.zeros((*x.shape[:along], *np.shape(indices), *x.shape[along + 1 :]), x.dtype)
+    return jnp.take(x, places, axis=along, mode="clip")
 
 
 def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[Any, ...]:
@@ -65,16 +68,14 @@ def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[A
 
 
 @operator("GatherElements")
-def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Array:
+def gather_elements(x: Array, indices: Value, *, axis: int = 0) -> Array:
     """Elements of an array, each at its own position but on one axis."""
-    x = jnp.asarray(x)
     return x[_element_index(indices, x.shape, axis)]
 
 
 @operator("GatherND")
-def gather_nd(x: Value, indices: Value, *, batch_dims: int = 0) -> Array:
+def gather_nd(x: Array, indices: Value, *, batch_dims: int = 0) -> Array:
     """Slices of an array at index vectors, the last axis of `indices`; leading axes are shared."""
-    x = jnp.asarray(x)
     _refuse_vectors_outside(indices, x.shape[batch_dims:], batch_dims)
     take = _take_vectors
     for _ in range(batch_dims):
@@ -117,23 +118,21 @@ def _is_unique(index: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
 
 
 @operator("ScatterElements")
-def scatter_elements(x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Array:
+def scatter_elements(x: Array, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Array:
     """Array with elements replaced by, or combined with, updates at the positions that GatherElements reads."""
-    x = jnp.asarray(x)
     # PyTorch's scatter, which exporters write as this node, ignores updates beyond the indices.
     read = jnp.asarray(updates)[tuple(map(slice, np.shape(indices)))]
     return _update(x, _element_index(indices, x.shape, axis), read, reduction)
 
 
 @operator("Scatter")
-def scatter(x: Value, indices: Value, updates: Value, *, axis: int = 0) -> Array:
+def scatter(x: Array, indices: Value, updates: Value, *, axis: int = 0) -> Array:
     return scatter_elements(x, indices, updates, axis=axis)
 
 
 @operator("ScatterND")
-def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Array:
+def scatter_nd(x: Array, indices: Value, updates: Value, *, reduction: str = "none") -> Array:
     """Array with slices at index vectors replaced by, or combined with, updates."""
-    x = jnp.asarray(x)
     vectors = np.moveaxis(indices, -1, 0) if isinstance(indices, np.ndarray) else jnp.moveaxis(indices, -1, 0)
     _refuse_vectors_outside(indices, x.shape)
     index = tuple(_from_start(each, size) for each, size in zip(vectors, x.shape, strict=False))
@@ -159,9 +158,9 @@ def tensor_scatter(
 
 
 @operator("OneHot")
-def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> Array:
+def one_hot(indices: Value, depth: Static, values: Value, *, axis: int = -1) -> Array:
     """On where the position on the new axis is the index, off elsewhere; `values` is (off, on)."""
-    size = integers(static(depth, "depth"))[0]
+    size = integers(depth)[0]
     refuse_outside(np.asarray(size), 0, MAX_SIZE, "depth")
     off, on = jnp.asarray(values)
     expanded = jnp.expand_dims(_from_start(indices, size), axis)
@@ -171,10 +170,9 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> A
 
 
 @operator("TopK")
-def top_k(x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
+def top_k(x: Array, K: Static, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
     """Largest or smallest elements along an axis, in order, and their indices; of equal ones the first."""
-    x = jnp.asarray(x)
-    count = integers(static(k, "K"))[0]
+    count = integers(K)[0]
     lines = jnp.moveaxis(x, axis, -1)
     reverse: Any = _identity if largest else jnp.negative if is_floating(x) else jnp.invert  # keeps equal ones in order
     values, indices = lax.top_k(reverse(lines), count)
@@ -186,34 +184,32 @@ def _identity(x: Array) -> Array:
 
 
 @operator("NonZero")
-def non_zero(x: Value, *, max_size: int | None = None) -> Value:
-    """Indices of the elements that are not zero, [axes, elements]; behind the last one, zeros up to `max_size`."""
+def non_zero(x: Value, *, max_sizes: MaxSizes) -> Value:
+    """Indices of the elements that are not zero, [axes, elements]; behind the last one, zeros up to the bound."""
     if is_static(x):
         return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
-    size = data_dependent_size(max_size, "the elements that are not zero")
+    size = data_dependent_size(max_sizes, "the elements that are not zero")
     return jnp.stack(jnp.nonzero(jnp.atleast_1d(x), size=size)).astype(index_dtype())
 
 
 @operator("Compress")
-def compress(x: Value, condition: Value, *, axis: int | None = None, max_size: int | None = None) -> Array:
-    """Slices along an axis, or elements, where a condition holds; behind the last one, zeros up to `max_size`."""
+def compress(x: Value, condition: Value, *, axis: int | None = None, max_sizes: MaxSizes) -> Array:
+    """Slices along an axis, or elements, where a condition holds; behind the last one, zeros up to the bound."""
     flat = jnp.ravel(x) if axis is None else jnp.asarray(x)
     along = 0 if axis is None else axis_of(axis, flat.ndim)
     if is_static(condition):
         refuse_outside(np.nonzero(condition)[0], 0, flat.shape[along] - 1, f"axis {along}: selected slice")
         return jnp.take(flat, np.nonzero(condition)[0], axis=along)
-    size = data_dependent_size(max_size, "the elements that are selected")
+    size = data_dependent_size(max_sizes, "the elements that are selected")
     (index,) = jnp.nonzero(condition, size=size)
     real = axis_vector(index_range(size) < jnp.sum(jnp.asarray(condition), dtype=index.dtype), along, flat.ndim)
     return jnp.where(real, jnp.take(flat, index, axis=along), jnp.zeros((), flat.dtype))
 
 
 @operator("Unique")
-def unique(
-    x: Value, *, axis: int | None = None, sorted: int = 1, max_size: int | None = None, output_count: int = 1
-) -> Any:
+def unique(x: Value, *, axis: int | None = None, sorted: int = 1, max_sizes: MaxSizes, output_count: int = 1) -> Any:
     """Different elements or slices, first occurrences, positions in the result, and counts."""
-    # They are in order, or in that of their first occurrences. Behind the last one, zeros up to `max_size`.
+    # They are in order, or in that of their first occurrences. Behind the last one, zeros up to the bound.
     if is_static(x):
         values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
         order = np.arange(len(first)) if sorted else np.argsort(first)
@@ -221,7 +217,7 @@ def unique(
         results = (np.take(values, order, axis or 0), first[order], rank[inverse.ravel()], counts[order])
         numbers = tuple(each.astype(np.int64) for each in results[1:])
         return (results[0], *numbers)[:output_count]
-    size = data_dependent_size(max_size, "the different elements")
+    size = data_dependent_size(max_sizes, "the different elements")
     values, firsts, positions, numbers = jnp.unique(x, True, True, True, axis=axis, size=size, fill_value=0)
     real = numbers > 0
     arrangement = jnp.arange(size) if sorted else jnp.argsort(jnp.where(real, firsts, np.iinfo(np.int32).max))

@@ -16,7 +16,7 @@ from ipujax.onnx.registry import operator
 
 @operator("BatchNormalization")
 def batch_normalization(
-    x: Value,
+    x: Array,
     scale: Value,
     bias: Value,
     input_mean: Value,
@@ -28,7 +28,6 @@ def batch_normalization(
     output_count: int = 1,
 ) -> Array | tuple[Array, ...]:
     """Each channel normalised with given statistics, or with its own, and then the running statistics too."""
-    x = jnp.asarray(x)
     if not training_mode:
         return _normalized(x, scale, bias, input_mean, input_var, epsilon)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
@@ -54,9 +53,8 @@ def _normalized(x: Array, scale: Value, bias: Value, mean: Value, variance: Valu
 
 
 @operator("InstanceNormalization")
-def instance_normalization(x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Array:
+def instance_normalization(x: Array, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Array:
     """Each channel of each sample normalised over its image."""
-    x = jnp.asarray(x)
     axes = tuple(range(2, x.ndim))
     wide = x.astype(working_dtype(x.dtype))
     standard = _standardized(wide, axes, epsilon)[0].astype(x.dtype)
@@ -73,10 +71,9 @@ def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Arra
 
 @operator("GroupNormalization")
 def group_normalization(
-    x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
+    x: Array, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
 ) -> Array:
     """Each group of channels of each sample normalised, computed in `stash_type`."""
-    x = jnp.asarray(x)
     if x.shape[1] % num_groups:
         raise OutsideError("groups do not divide the channels", expected=f"a multiple of {num_groups}", got=x.shape[1])
     groups = x.reshape(x.shape[0], num_groups, -1).astype(element_dtype(stash_type))
@@ -86,7 +83,7 @@ def group_normalization(
 
 @operator("LayerNormalization")
 def layer_normalization(
-    x: Value,
+    x: Array,
     scale: Value,
     bias: Optional = None,
     *,
@@ -96,7 +93,6 @@ def layer_normalization(
     output_count: int = 1,
 ) -> Array | tuple[Array, ...]:
     """Array normalised over an axis and those after it; mean and reciprocal deviation in `stash_type`."""
-    x = jnp.asarray(x)
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     standard, mean, inverse = _standardized(x.astype(element_dtype(stash_type)), axes, epsilon)
     # `stash_type` is the type of the statistics alone; scale and bias apply in that of the array.
@@ -108,17 +104,22 @@ def layer_normalization(
 @operator("RMSNormalization")
 def rms_normalization(x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """Array divided by its root mean square over an axis and those after it."""
-    x = jnp.asarray(x)
+    return scaled_by_root_mean_square(jnp.asarray(x), scale, axis, epsilon, stash_type)[0]
+
+
+def scaled_by_root_mean_square(
+    x: Array, scale: Value, axis: int, epsilon: float, stash_type: int = 1
+) -> tuple[Array, Array]:
+    """Return the array of `rms_normalization`, and the reciprocal of the root."""
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     wide = x.astype(element_dtype(stash_type))
-    standard = wide * lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
-    return standard.astype(x.dtype) * scale
+    inverse = lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
+    return (wide * inverse).astype(x.dtype) * scale, inverse
 
 
 @operator("LpNormalization")
-def lp_normalization(x: Value, *, axis: int = -1, p: int = 2) -> Array:
+def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """Array divided by its norm along an axis; zero where the norm is."""
-    x = jnp.asarray(x)
     total = jnp.sum(jnp.abs(x) if p == 1 else x * x, axis, keepdims=True)
     # of a zero norm neither root nor quotient is computed: their gradients are infinite
     safe = jnp.where(total == 0, 1, total)
@@ -127,9 +128,8 @@ def lp_normalization(x: Value, *, axis: int = -1, p: int = 2) -> Array:
 
 
 @operator("MeanVarianceNormalization")
-def mean_variance_normalization(x: Value, *, axes: Sequence[int] = (0, 2, 3)) -> Array:
+def mean_variance_normalization(x: Array, *, axes: Sequence[int] = (0, 2, 3)) -> Array:
     """Array of mean zero and deviation one over axes."""
-    x = jnp.asarray(x)
     centred = x - jnp.mean(x, tuple(axes), keepdims=True)
     deviation = jnp.sqrt(jnp.mean(centred * centred, tuple(axes), keepdims=True))
     # 1e-9 is added to the deviation, not to the variance: the function body in the schema.
@@ -138,10 +138,9 @@ def mean_variance_normalization(x: Value, *, axes: Sequence[int] = (0, 2, 3)) ->
 
 @operator("LRN")
 def local_response_normalization(
-    x: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int
+    x: Array, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int
 ) -> Array:
     """Array divided by a power of the mean square over `size` neighbouring channels."""
-    x = jnp.asarray(x)
     rest = (1,) * (x.ndim - 2)
     padding = [(0, 0), ((size - 1) // 2, size // 2), *((0, 0),) * (x.ndim - 2)]
     squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, (1, size, *rest), (1, 1, *rest), padding)

@@ -12,12 +12,12 @@ import numpy as np
 
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.registry import is_static
+from ipujax.onnx.registry import is_static, static
 
 Array = jax.Array
 Value = jax.Array | np.ndarray  # an operand: traced or static
 Optional = jax.Array | np.ndarray | None  # an operand that a node may leave out
-Scalar = Any
+Static = np.ndarray  # an operand that must be known while tracing: `registry` reads the annotation
 MAX_SIZE = 2**31 - 1  # of an axis
 
 
@@ -54,6 +54,11 @@ def refuse_outside_axis(indices: Any, size: int, axis: int) -> None:
 def integers(values: Any) -> tuple[int, ...]:
     """Return the elements of a static operand as Python integers."""
     return tuple(int(value) for value in np.ravel(values))
+
+
+def static_integer(value: Any, name: str) -> int:
+    """Return the first element of an operand that must be static, as an integer."""
+    return integers(static(value, name))[0]
 
 
 def along(values: Any, axis: int, rank: int) -> Any:

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, index_range, integers, refuse_outside
-from ipujax.onnx.operators.window_attributes import Windows, slide
-from ipujax.onnx.registry import is_static, operator, static
+from ipujax.onnx.onnx_errors import OutsideError
+from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
+    Array,
+    Static,
+    Value,
+    index_range,
+    integers,
+    refuse_outside,
+)
+from ipujax.onnx.operators.window_attributes import PoolWindows, Windows, slide
+from ipujax.onnx.registry import is_static, operator
 
 
 @operator("MaxPool")
 def max_pool(
-    x: Value,
+    x: Array,
     *,
     kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
     storage_order: int = 0,
-    strides: Sequence[int] | None = None,
     output_count: int = 1,
+    **attributes: Unpack[PoolWindows],
 ) -> Array | tuple[Array, Array]:
     """Largest element of each window; as second result its index in the array, row- or column-major in the image."""
-    x = jnp.asarray(x)
-    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    windows = _windows(x, kernel_shape, attributes)
     # JAX has no gradient of dilated windows, and no index of the largest element
     dilated = any(dilation > 1 for dilation in windows.dilations)
     if output_count == 1 and not dilated:
@@ -49,8 +53,20 @@ def lowest(dtype: Any) -> np.ndarray:
     return np.asarray(jnp.iinfo(dtype).min, dtype)
 
 
-def _windows(x: Array, kernel: Sequence[int], strides: Any, dilations: Any, pads: Any, auto: str, ceil: int) -> Windows:
-    return slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto, ceil_mode=ceil)
+def _windows(x: Array, kernel: Sequence[int], attributes: PoolWindows) -> Windows:
+    """Return the windows of a pool, each of which has an element."""
+    windows = slide(_image_sizes(x), kernel, **attributes, is_pool=True)
+    for elements, dilation, widths in zip(windows.kernel, windows.dilations, windows.padding(), strict=True):
+        span = dilation * (elements - 1) + 1
+        if max(widths) >= span:
+            raise OutsideError("a window is in the padding alone", expected=f"pads below {span}", got=list(widths))
+    return windows
+
+
+def _image_sizes(x: Value) -> tuple[int, ...]:
+    """Return the spatial sizes of an image; refuse one without elements, of which a window has no value."""
+    refuse_outside(np.asarray(x.shape[2:]), 1, MAX_SIZE, "size of an image")
+    return x.shape[2:]
 
 
 def _reduce(x: Array, windows: Windows, initial: Any, combine: Any) -> Array:
@@ -106,38 +122,18 @@ def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int)
 
 @operator("AveragePool")
 def average_pool(
-    x: Value,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    x: Array, *, kernel_shape: Sequence[int], count_include_pad: int = 0, **attributes: Unpack[PoolWindows]
 ) -> Array:
     """Mean of each window, over the elements of the array, or also over the padding."""
-    x = jnp.asarray(x)
-    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    windows = _windows(x, kernel_shape, attributes)
     sums = _reduce(x, windows, np.zeros((), x.dtype), lax.add)
     return sums / windows.elements(bool(count_include_pad)).astype(x.dtype)
 
 
 @operator("LpPool")
-def lp_pool(
-    x: Value,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    p: int = 2,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array:
+def lp_pool(x: Array, *, kernel_shape: Sequence[int], p: int = 2, **attributes: Unpack[PoolWindows]) -> Array:
     """p-norm of each window."""
-    x = jnp.asarray(x)
-    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    windows = _windows(x, kernel_shape, attributes)
     sums = _reduce(jnp.abs(x) ** p, windows, np.zeros((), x.dtype), lax.add)
     return sums ** (1 / p)
 
@@ -158,21 +154,21 @@ def global_lp_pool(x: Value, *, p: int = 2) -> Array:
 
 
 def _spatial(x: Value) -> tuple[int, ...]:
+    _image_sizes(x)
     return tuple(range(2, x.ndim))
 
 
 @operator("MaxUnpool")
 def max_unpool(
-    x: Value,
+    x: Array,
     indices: Value,
-    output_shape: Optional = None,
+    output_shape: Static | None = None,
     *,
     kernel_shape: Sequence[int],
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
     """Array of zeros with each element at the index that MaxPool gave it, padded at the end to `output_shape`."""
-    x = jnp.asarray(x)
     rank = x.ndim - 2
     steps = tuple(strides or (1,) * rank)
     padding = tuple(pads or (0,) * (2 * rank))
@@ -189,7 +185,7 @@ def max_unpool(
     spread = jnp.zeros(math.prod(inferred), x.dtype).at[jnp.ravel(indices)].set(jnp.ravel(x)).reshape(inferred)
     if output_shape is None:
         return spread
-    shape = integers(static(output_shape, "output_shape"))
+    shape = integers(output_shape)
     return lax.pad(
         spread, np.zeros((), x.dtype), [(0, want - have, 0) for want, have in zip(shape, inferred, strict=True)]
     )

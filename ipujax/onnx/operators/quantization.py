@@ -6,20 +6,22 @@ Scales and zero points are scalars, or one for each element of an axis, or one f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import FLOAT4, cast, element_dtype, is_floating
-from ipujax.onnx.operators.convolution import integer_convolution
+from ipujax.onnx.operators.convolution import by_slice, integer_convolution, shifted
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, on_axis
+from ipujax.onnx.operators.window_attributes import Kernels
 from ipujax.onnx.registry import operator
 
 
 @operator("QuantizeLinear")
 def quantize_linear(
-    x: Value,
+    x: Array,
     y_scale: Value,
     y_zero_point: Optional = None,
     *,
@@ -30,7 +32,6 @@ def quantize_linear(
     saturate: int = 1,
 ) -> Array:
     """x / scale + zero point, rounded to even and limited to the type of the zero point, or of `output_dtype`."""
-    x = jnp.asarray(x)
     scale = _spread(jnp.asarray(y_scale), x.shape, axis, block_size)
     # Without a zero point and `output_dtype`, ONNX quantises to uint8.
     dtype = element_dtype(output_dtype) if output_dtype else np.dtype(np.uint8)
@@ -134,15 +135,7 @@ def _with_gradient_of(x: Array, rounded: Array) -> Array:
 @operator("MatMulInteger")
 def matmul_integer(a: Value, b: Value, a_zero_point: Optional = None, b_zero_point: Optional = None) -> Array:
     """Product in int32 of differences from the zero points, one for each row of a and column of b."""
-    return jnp.matmul(_shifted(a, a_zero_point, -2), _shifted(b, b_zero_point, -1))
-
-
-def _shifted(x: Value, zero_point: Optional, axis: int) -> Array:
-    wide = jnp.asarray(x).astype(jnp.int32)
-    if zero_point is None:
-        return wide
-    zero = jnp.asarray(zero_point).astype(jnp.int32)
-    return wide - (along(zero, axis, wide.ndim) if zero.ndim == 1 and zero.size > 1 else zero)
+    return jnp.matmul(shifted(a, a_zero_point, -2), shifted(b, b_zero_point, -1))
 
 
 @operator("QLinearMatMul")
@@ -158,15 +151,10 @@ def quantized_matmul(
 ) -> Array:
     """Quantised product of quantised matrices, in integers up to the last scale."""
     product = matmul_integer(a, b, a_zero_point, b_zero_point)
-    scale = _row_scale(a_scale, product, -2) * _row_scale(b_scale, product, -1) / _row_scale(y_scale, product, -2)
+    scale = by_slice(a_scale, product, -2) * by_slice(b_scale, product, -1) / by_slice(y_scale, product, -2)
     zero = jnp.asarray(y_zero_point)
-    shifted = _row_scale(zero, product, -2).astype(jnp.int32)
+    shifted = by_slice(zero, product, -2).astype(jnp.int32)
     return _quantized(product.astype(jnp.float32) * scale.astype(jnp.float32), shifted, zero.dtype, True)
-
-
-def _row_scale(values: Value, product: Array, axis: int) -> Array:
-    vector = jnp.asarray(values)
-    return along(vector, axis, product.ndim) if vector.ndim == 1 and vector.size > 1 else vector
 
 
 @operator("QLinearConv")
@@ -180,31 +168,12 @@ def quantized_convolution(
     y_scale: Value,
     y_zero_point: Value,
     b: Optional = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Unpack[Kernels],
 ) -> Array:
     """Quantised convolution of quantised arrays; the bias is in int32, at the scale of the product."""
-    y = integer_convolution(
-        x,
-        w,
-        jnp.ravel(x_zero_point)[0],
-        w_zero_point,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    y = integer_convolution(x, w, jnp.ravel(x_zero_point)[0], w_zero_point, **attributes)
     if b is not None:
         y = y + on_axis(b, y, 1, "the bias")
-    weights = jnp.asarray(w_scale)
-    channel = along(weights, 1, y.ndim) if weights.ndim == 1 else weights
-    scale = jnp.asarray(x_scale) * channel / jnp.asarray(y_scale)
+    scale = jnp.asarray(x_scale) * by_slice(w_scale, y, 1) / jnp.asarray(y_scale)
     zero = jnp.asarray(y_zero_point)
     return _quantized(y.astype(jnp.float32) * scale, zero.astype(jnp.int32), zero.dtype, True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 
 from ipujax.front_end import recurrent
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
+from ipujax.onnx.operators.elementwise import elu, hard_sigmoid, leaky_relu
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.quantization import centred_levels
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
@@ -33,81 +33,89 @@ ORDERS = {
 }
 DEFAULTS = {"gate": "Sigmoid", "candidate": "Tanh", "cell": "Tanh"}  # non-linearities by role
 
-ALPHA = {"Affine": 1.0, "Elu": 1.0, "HardSigmoid": 0.2, "LeakyRelu": 0.01, "ScaledTanh": 1.0, "ThresholdedRelu": 1.0}
-BETA = {"Affine": 0.0, "HardSigmoid": 0.5, "ScaledTanh": 1.0}
-ACTIVATIONS: Mapping[str, Callable[[Array, float, float], Array]] = {
-    "Affine": lambda x, alpha, beta: alpha * x + beta,
-    "Elu": lambda x, alpha, beta: elu(x, alpha=alpha),
-    "HardSigmoid": lambda x, alpha, beta: hard_sigmoid(x, alpha=alpha, beta=beta),
-    "LeakyRelu": lambda x, alpha, beta: leaky_relu(x, alpha=alpha),
-    "Relu": lambda x, alpha, beta: jax.nn.relu(x),
-    "ScaledTanh": lambda x, alpha, beta: alpha * jnp.tanh(beta * x),
-    "Sigmoid": lambda x, alpha, beta: jax.nn.sigmoid(x),
-    "Softplus": lambda x, alpha, beta: jax.nn.softplus(x),
-    "Softsign": lambda x, alpha, beta: softsign(x),
-    "Tanh": lambda x, alpha, beta: jnp.tanh(x),
-    "ThresholdedRelu": lambda x, alpha, beta: jnp.where(x >= alpha, x, jnp.zeros_like(x)),
+# Functions, and defaults of the parameters that they have.
+ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], tuple[float, ...]]] = {
+    "Affine": (lambda x, alpha, beta: alpha * x + beta, (1.0, 0.0)),
+    "Elu": (lambda x, alpha: elu(x, alpha=alpha), (1.0,)),
+    "HardSigmoid": (lambda x, alpha, beta: hard_sigmoid(x, alpha=alpha, beta=beta), (0.2, 0.5)),
+    "LeakyRelu": (lambda x, alpha: leaky_relu(x, alpha=alpha), (0.01,)),
+    "Relu": (jax.nn.relu, ()),
+    "ScaledTanh": (lambda x, alpha, beta: alpha * jnp.tanh(beta * x), (1.0, 1.0)),
+    "Sigmoid": (jax.nn.sigmoid, ()),
+    "Softplus": (jax.nn.softplus, ()),
+    "Softsign": (jax.nn.soft_sign, ()),
+    "Tanh": (jnp.tanh, ()),
+    "ThresholdedRelu": (lambda x, alpha: jnp.where(x >= alpha, x, jnp.zeros_like(x)), (1.0,)),
 }
 _BY_LOWER_CASE = {name.lower(): name for name in ACTIVATIONS}
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """Attributes that choose non-linearities.
+class LayerAttributes(TypedDict, total=False):
+    """Attributes of recurrent layers, with ONNX's defaults in `run_directions`.
 
-    Args:
-        names: one for each role of the cell and direction, or None for those of `DEFAULTS`.
-        alphas: first parameters of the functions that have one, in order; defaults after the last.
-        betas: second ones.
-        clip: bound of the operands of units, or None.
+    `activations` has a non-linearity for each role of the cell and direction; `activation_alpha` and `activation_beta`
+    have first and second parameters of those that have one, in order; `clip` bounds the operands of units.
     """
 
-    names: Sequence[str] | None
-    alphas: Sequence[float] | None
-    betas: Sequence[float] | None
+    activation_alpha: Sequence[float] | None
+    activation_beta: Sequence[float] | None
+    activations: Sequence[str] | None
     clip: float | None
-
-    def by_direction(self, cell: recurrent.Cell, count: int) -> list[recurrent.Functions]:
-        """Return for each of `count` directions the functions by role."""
-        roles = cell.roles * count
-        names = self.names or [DEFAULTS[role] for role in roles]
-        if len(names) != len(roles):
-            message = "activations are not one for each gate and direction"
-            raise OutsideError(message, expected=len(roles), got=len(names))
-        alphas = iter(self.alphas or ())
-        betas = iter(self.betas or ())
-        # onnxruntime limits the units alone, not the cell.
-        clips = [None if role == "cell" else self.clip for role in roles]
-        functions = [
-            _activation(_BY_LOWER_CASE[name.lower()], alphas, betas, clip)
-            for name, clip in zip(names, clips, strict=True)
-        ]
-        size = len(cell.roles)
-        return [dict(zip(cell.roles, functions[n * size : (n + 1) * size], strict=True)) for n in range(count)]
+    direction: str
+    hidden_size: int | None
 
 
-def _activation(
-    name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None
-) -> Callable[[Array], Array]:
-    alpha = next(alphas, ALPHA[name]) if name in ALPHA else 0.0
-    beta = next(betas, BETA[name]) if name in BETA else 0.0
+class LayerForm(LayerAttributes, total=False):
+    """Attributes of ONNX's own layers."""
 
-    def function(x: Array) -> Array:
-        return ACTIVATIONS[name](x if not clip else jnp.clip(x, -clip, clip), alpha, beta)
+    layout: int
 
-    return function
+
+def _functions(
+    cell: recurrent.Cell,
+    count: int,
+    names: Sequence[str] | None,
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clip: float | None,
+) -> list[recurrent.Functions]:
+    """Return for each of `count` directions the functions by role."""
+    roles = cell.roles * count
+    names = names or [DEFAULTS[role] for role in roles]
+    if len(names) != len(roles):
+        message = "activations are not one for each gate and direction"
+        raise OutsideError(message, expected=len(roles), got=len(names))
+    parameters = (iter(alphas or ()), iter(betas or ()))
+    # onnxruntime limits the units alone, not the cell.
+    clips = [None if role == "cell" else clip for role in roles]
+    functions = [
+        _activation(_BY_LOWER_CASE[name.lower()], parameters, bound) for name, bound in zip(names, clips, strict=True)
+    ]
+    size = len(cell.roles)
+    return [dict(zip(cell.roles, functions[n * size : (n + 1) * size], strict=True)) for n in range(count)]
+
+
+def _activation(name: str, parameters: Sequence[Iterator[float]], clip: float | None) -> Callable[[Array], Array]:
+    """Return a non-linearity with the next of the parameters that it has."""
+    activation, defaults = ACTIVATIONS[name]
+    values = [next(given, default) for given, default in zip(parameters, defaults, strict=False)]
+    return lambda x: activation(x if not clip else jnp.clip(x, -clip, clip), *values)
 
 
 def run_directions(
     cell_name: str,
     operands: tuple[Value, Value, Value, Optional, Optional],
     starts: Sequence[Optional],
-    activations: Activations,
-    direction: str,
-    layout: int,
-    hidden_size: int | None,
     step_settings: Sequence[Mapping[str, Any]] = ({}, {}),
     step: Callable[..., tuple[recurrent.State, recurrent.State]] | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
 ) -> tuple[Array, ...]:
     """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden].
 
@@ -143,7 +151,7 @@ def run_directions(
     inputs, outputs = (jnp.swapaxes(each.reshape(len(r), len(order), hidden, -1), 2, 3) for each in (w, r))
     checked = None if lengths is None else checked_lengths(lengths, steps)
     cell = recurrent.CELLS[cell_name]
-    functions = activations.by_direction(cell, len(directions))
+    functions = _functions(cell, len(directions), activations, activation_alpha, activation_beta, clip)
     running = recurrent.running_mask(steps, checked)
     all_outputs = []
     lasts = []
@@ -178,19 +186,12 @@ def rnn(
     sequence_lens: Optional = None,
     initial_h: Optional = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
     output_count: int = 1,
+    **attributes: Unpack[LayerForm],
 ) -> tuple[Array, ...]:
     """Elman layer: hidden = f(W x + R hidden + b)."""
-    functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
-    return run_directions("rnn", operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
+    return run_directions("rnn", operands, [initial_h], **attributes)[:output_count]
 
 
 @operator("GRU")
@@ -202,21 +203,14 @@ def gru(
     sequence_lens: Optional = None,
     initial_h: Optional = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
     linear_before_reset: int = 0,
     output_count: int = 1,
+    **attributes: Unpack[LayerForm],
 ) -> tuple[Array, ...]:
     """Gated recurrent units, in the order update, reset, hidden."""
-    functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
     cell_name = "gru_reset_after" if linear_before_reset else "gru"
-    return run_directions(cell_name, operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
+    return run_directions(cell_name, operands, [initial_h], **attributes)[:output_count]
 
 
 @operator("LSTM")
@@ -230,22 +224,14 @@ def lstm(
     initial_c: Optional = None,
     p: Optional = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     input_forget: int = 0,
-    layout: int = 0,
     output_count: int = 1,
+    **attributes: Unpack[LayerForm],
 ) -> tuple[Array, ...]:
     """Long short-term memory, units in the order input, output, forget, cell; peepholes in `p`, without cell."""
-    functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
-    settings = lstm_settings(p, direction, bool(input_forget))
-    states = [initial_h, initial_c]
-    return run_directions("lstm", operands, states, functions, direction, layout, hidden_size, settings)[:output_count]
+    settings = lstm_settings(p, attributes.get("direction", "forward"), bool(input_forget))
+    return run_directions("lstm", operands, [initial_h, initial_c], settings, **attributes)[:output_count]
 
 
 def lstm_settings(p: Optional, direction: str, couples_gates: bool) -> list[dict[str, Any]]:

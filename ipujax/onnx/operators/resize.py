@@ -14,8 +14,16 @@ import numpy as np
 from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, axes_of, integers, refuse_outside
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.operators.images import cubic_kernel
+from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
+    Array,
+    Static,
+    axes_of,
+    integers,
+    refuse_outside,
+)
+from ipujax.onnx.registry import operator
 
 Floats = np.ndarray
 
@@ -88,10 +96,10 @@ NEAREST: Mapping[str, Callable[[Floats], Floats]] = {
 
 @operator("Resize")
 def resize(
-    x: Value,
-    roi: Optional = None,
-    scales: Optional = None,
-    sizes: Optional = None,
+    x: Array,
+    roi: Static | None = None,
+    scales: Static | None = None,
+    sizes: Static | None = None,
     *,
     antialias: int = 0,
     axes: Sequence[int] | None = None,
@@ -104,12 +112,11 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
 ) -> Array:
     """Array with other sizes along some axes, interpolated; sizes, scales and region must be static."""
-    x = jnp.asarray(x)
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     if not any(each is not None and np.size(each) for each in (scales, sizes)):
         raise OutsideError("neither scales nor sizes are given", expected="one of them", got="none")
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
-    region = static(roi, "roi") if cropped and roi is not None else None
+    region = roi if cropped else None
     result = x if is_floating(x) else x.astype(jnp.float32)
     for axis, line in _lines(x.shape, chosen, scales, sizes, region, keep_aspect_ratio_policy).items():
         # An axis that stays needs no product, which would round.
@@ -130,7 +137,12 @@ def resize(
 
 
 def _lines(
-    shape: Sequence[int], axes: Sequence[int], scales: Optional, sizes: Optional, roi: Optional, policy: str
+    shape: Sequence[int],
+    axes: Sequence[int],
+    scales: Static | None,
+    sizes: Static | None,
+    roi: Static | None,
+    policy: str,
 ) -> dict[int, Line]:
     regions = [(0.0, 1.0)] * len(axes)
     if roi is not None and roi.size:
@@ -138,16 +150,18 @@ def _lines(
         regions = list(zip(begins.tolist(), ends.tolist(), strict=True))
     inputs = [shape[axis] for axis in axes]
     if sizes is not None and np.size(sizes):
-        results = integers(static(sizes, "sizes"))
-        refuse_outside(np.asarray(results), 1, MAX_SIZE, "size")
-        factors = [result / size for result, size in zip(results, inputs, strict=True)]
+        results = integers(sizes)
+        for result, size in zip(results, inputs, strict=True):
+            least, most = (1, MAX_SIZE) if size else (0, 0)
+            refuse_outside(np.asarray(result), least, most, f"an axis has length {size}: new size")
+        factors = [result / size if size else 1.0 for result, size in zip(results, inputs, strict=True)]
         if policy != "stretch":
             # One factor for all axes, so that the aspect ratio stays.
             factor = min(factors) if policy == "not_larger" else max(factors)
             factors = [factor] * len(axes)
             results = tuple(int(factor * size + 0.5) for size in inputs)
     else:
-        factors = np.asarray(static(scales, "scales"), float).tolist()
+        factors = np.asarray(scales, float).tolist()
         refuse_outside(np.asarray(factors), float(np.finfo(np.float32).tiny), MAX_SIZE, "scale")
         # a float32 scale times a size, as ONNX says; without rounding 0.6 · 5 is 3
         results = tuple(int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, inputs, strict=True))
@@ -169,14 +183,8 @@ def _weights(
     check_table(line.result * 2 * int(np.ceil(radius)), "weights of a Resize")
     index = first[:, None] + np.arange(2 * int(np.ceil(radius)))
     distance = np.abs(index - position[:, None]) / stretch
-    weight = np.maximum(1 - distance, 0) if mode == "linear" else _keys(distance, coefficient)
+    weight = np.maximum(1 - distance, 0) if mode == "linear" else cubic_kernel(distance, coefficient)
     return index, weight / weight.sum(axis=1, keepdims=True) if antialias else weight
-
-
-def _keys(distance: Floats, a: float) -> Floats:
-    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
 def _combined(x: Array, axis: int, index: np.ndarray, weight: Floats) -> Array:
@@ -201,6 +209,6 @@ def _restored(result: Array, x: Array) -> Array:
 
 
 @operator("Upsample")
-def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Array:
+def upsample(x: Array, scales: Static, *, mode: str = "nearest") -> Array:
     """Resize of opset 9 and earlier: positions are not at the middle of elements."""
     return resize(x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")

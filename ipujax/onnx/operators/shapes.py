@@ -13,6 +13,7 @@ from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
     Optional,
+    Static,
     Value,
     axes_of,
     axis_of,
@@ -22,35 +23,34 @@ from ipujax.onnx.operators.operand_types import (
     refuse_outside,
     size_of,
 )
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.registry import operator
 
 
 @operator("Reshape")
-def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Array:
+def reshape(x: Value, shape: Static, *, allowzero: int = 0) -> Array:
     """Array in a static shape; 0 keeps an axis, unless `allowzero`, −1 is inferred."""
-    sizes = integers(static(shape, "shape"))
+    sizes = integers(shape)
     # A 0 copies the size of the operand at the same position.
     full = sizes if allowzero else tuple(size or np.shape(x)[axis] for axis, size in enumerate(sizes))
     return jnp.reshape(x, full)
 
 
 @operator("Flatten")
-def flatten(x: Value, *, axis: int = 1) -> Array:
+def flatten(x: Array, *, axis: int = 1) -> Array:
     """Matrix of the axes before one and those from it on."""
-    x = jnp.asarray(x)
     # An axis behind the last one makes rows of one element.
     split = axis_of(axis, x.ndim) if axis < 0 else axis_of(axis, x.ndim + 1)
     return x.reshape(size_of(x.shape[:split]), size_of(x.shape[split:]))
 
 
 @operator("Squeeze")
-def squeeze(x: Value, axes: Optional = None) -> Array:
-    return jnp.squeeze(x, None if axes is None else integers(static(axes, "axes")))
+def squeeze(x: Value, axes: Static | None = None) -> Array:
+    return jnp.squeeze(x, None if axes is None else integers(axes))
 
 
 @operator("Unsqueeze")
-def unsqueeze(x: Value, axes: Value) -> Array:
-    return jnp.expand_dims(x, integers(static(axes, "axes")))
+def unsqueeze(x: Value, axes: Static) -> Array:
+    return jnp.expand_dims(x, integers(axes))
 
 
 @operator("Transpose")
@@ -65,16 +65,15 @@ def concatenate(*inputs: Value, axis: int) -> Array:
 
 @operator("Split")
 def split(
-    x: Value, sizes: Optional = None, *, axis: int = 0, num_outputs: int | None = None, output_count: int = 1
+    x: Array, split: Static | None = None, *, axis: int = 0, num_outputs: int | None = None, output_count: int = 1
 ) -> tuple[Array, ...]:
     """Parts of an array along one axis, of static sizes or of equal ones, of which the last may be smaller."""
-    x = jnp.asarray(x)
     along = axis_of(axis, x.ndim)
     extent = x.shape[along]
     parts = output_count if num_outputs is None else num_outputs
     refuse_outside(np.asarray(parts), output_count, output_count, "the number of parts,")
-    if sizes is not None:
-        return tuple(jnp.split(x, stops_of(integers(static(sizes, "split")), extent, along), along))
+    if split is not None:
+        return tuple(jnp.split(x, stops_of(integers(split), extent, along), along))
     if num_outputs is None and extent % parts:
         raise OutsideError(f"axis {along} has no equal parts", expected=f"a multiple of {parts}", got=extent)
     each = ceil_div(extent, parts)
@@ -89,13 +88,14 @@ def stops_of(sizes: Sequence[int], extent: int, axis: int) -> list[int]:
 
 
 @operator("Slice")
-def slice_array(x: Value, starts: Value, ends: Value, axes: Optional = None, steps: Optional = None) -> Array:
+def slice_array(
+    x: Array, starts: Static, ends: Static, axes: Static | None = None, steps: Static | None = None
+) -> Array:
     """Part of an array between static bounds, which count and are limited as in Python."""
-    x = jnp.asarray(x)
-    begins = integers(static(starts, "starts"))
-    stops = integers(static(ends, "ends"))
-    chosen = range(len(begins)) if axes is None else axes_of(integers(static(axes, "axes")), x.ndim)
-    strides = (1,) * len(begins) if steps is None else integers(static(steps, "steps"))
+    begins = integers(starts)
+    stops = integers(ends)
+    chosen = range(len(begins)) if axes is None else axes_of(integers(axes), x.ndim)
+    strides = (1,) * len(begins) if steps is None else integers(steps)
     slices = [slice(None)] * x.ndim
     for axis, begin, stop, stride in zip(chosen, begins, stops, strides, strict=True):
         longest = max(1, x.shape[axis])  # a longer stride takes one element too, and XLA adds it to the start
@@ -104,26 +104,25 @@ def slice_array(x: Value, starts: Value, ends: Value, axes: Optional = None, ste
 
 
 @operator("Expand")
-def expand(x: Value, shape: Value) -> Array:
+def expand(x: Value, shape: Static) -> Array:
     """Array broadcast with a static shape; both may have axes of size one."""
-    return jnp.broadcast_to(x, np.broadcast_shapes(np.shape(x), integers(static(shape, "shape"))))
+    return jnp.broadcast_to(x, np.broadcast_shapes(np.shape(x), integers(shape)))
 
 
 @operator("Tile")
-def tile(x: Value, repeats: Value) -> Array:
-    counts = integers(static(repeats, "repeats"))
+def tile(x: Value, repeats: Static) -> Array:
+    counts = integers(repeats)
     refuse_outside(np.asarray(counts), 0, MAX_SIZE, "repeat")
     return jnp.tile(x, counts)
 
 
 @operator("Pad")
 def pad(
-    x: Value, pads: Value, constant_value: Optional = None, axes: Optional = None, *, mode: str = "constant"
+    x: Array, pads: Static, constant_value: Optional = None, axes: Static | None = None, *, mode: str = "constant"
 ) -> Array:
     """Array with elements added at the ends of axes, or cut off where a static pad is negative."""
-    x = jnp.asarray(x)
-    amounts = integers(static(pads, "pads"))
-    chosen = range(x.ndim) if axes is None else axes_of(integers(static(axes, "axes")), x.ndim)
+    amounts = integers(pads)
+    chosen = range(x.ndim) if axes is None else axes_of(integers(axes), x.ndim)
     widths = [(0, 0)] * x.ndim
     for axis, before, after in zip(chosen, amounts[: len(amounts) // 2], amounts[len(amounts) // 2 :], strict=True):
         widths[axis] = (before, after)
@@ -137,12 +136,11 @@ def pad(
 
 
 @operator("CenterCropPad")
-def center_crop_pad(x: Value, shape: Value, *, axes: Sequence[int] | None = None) -> Array:
+def center_crop_pad(x: Array, shape: Static, *, axes: Sequence[int] | None = None) -> Array:
     """Middle of an array, or the array in the middle of zeros, in a static shape."""
-    x = jnp.asarray(x)
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     configuration = [(0, 0, 0)] * x.ndim
-    for axis, size in zip(chosen, integers(static(shape, "shape")), strict=True):
+    for axis, size in zip(chosen, integers(shape), strict=True):
         extra = size - x.shape[axis]
         # an odd element is cut off at the end, or added there
         before = extra // 2 if extra >= 0 else -(-extra // 2)
@@ -151,9 +149,8 @@ def center_crop_pad(x: Value, shape: Value, *, axes: Sequence[int] | None = None
 
 
 @operator("DepthToSpace")
-def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
+def depth_to_space(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """[N, C, H, W] with channels by_batch into blocks of the image."""
-    x = jnp.asarray(x)
     batch, channels, height, width = x.shape
     depth = channels // blocksize**2
     if mode == "DCR":
@@ -164,9 +161,8 @@ def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
 
 
 @operator("SpaceToDepth")
-def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
+def space_to_depth(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """[N, C, H, W] with blocks of the image by_batch into channels."""
-    x = jnp.asarray(x)
     batch, channels, height, width = x.shape
     parts = x.reshape(batch, channels, height // blocksize, blocksize, width // blocksize, blocksize)
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -174,9 +170,8 @@ def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
 
 
 @operator("ReverseSequence")
-def reverse_sequence(x: Value, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
+def reverse_sequence(x: Array, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
     """Array with the first elements of each sequence reversed in time."""
-    x = jnp.asarray(x)
     by_batch = jnp.moveaxis(x, (batch_axis, time_axis), (0, 1))
     lengths = checked_lengths(sequence_lens, by_batch.shape[1])
     return jnp.moveaxis(reversed_in_time(by_batch, lengths), (0, 1), (batch_axis, time_axis))

@@ -10,22 +10,29 @@ from jax import lax
 
 from ipujax.onnx.budget import check_table
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, numpy_for
-from ipujax.onnx.registry import operator, register, static
+from ipujax.onnx.operators.operand_types import (
+    Array,
+    Optional,
+    Static,
+    Value,
+    axis_of,
+    integers,
+    numpy_for,
+)
+from ipujax.onnx.registry import operator, register
 
 
 @operator("DFT")
 def fourier_transform(
-    x: Value, dft_length: Optional = None, axis: Optional = None, *, inverse: int = 0, onesided: int = 0
+    x: Array, dft_length: Static | None = None, axis: Static | None = None, *, inverse: int = 0, onesided: int = 0
 ) -> Array:
     """Discrete Fourier transform along a static axis, cut or padded to a static length, [N, …, 2]."""
     # The last axis is 2 if complex, 1 if real. One-sided: the first half of the frequencies, of the result or, for an
     # inverse, of the operand; then the result is real.
-    x = jnp.asarray(x)
-    along = axis_of(-2 if axis is None else integers(static(axis, "axis"))[0], x.ndim)
+    along = axis_of(-2 if axis is None else integers(axis)[0], x.ndim)
     # Half of the frequencies of n real samples are n // 2 + 1: even n is assumed, as in NumPy.
     default = 2 * (x.shape[along] - 1) if inverse and onesided else x.shape[along]
-    length = default if dft_length is None else integers(static(dft_length, "dft_length"))[0]
+    length = default if dft_length is None else integers(dft_length)[0]
     # with x64 in double: zeros of ONNX's cases are zero there, and 1e-6 in single precision
     wide = x.astype(canonical(np.float64))
     signal = wide[..., 0] if x.shape[-1] == 1 else lax.complex(wide[..., 0], wide[..., 1])
@@ -42,13 +49,13 @@ def _parts(x: Array) -> Array:
 
 @operator("STFT")
 def short_time_fourier_transform(
-    signal: Value, frame_step: Value, window: Optional = None, frame_length: Optional = None, *, onesided: int = 1
+    signal: Value, frame_step: Static, window: Optional = None, frame_length: Static | None = None, *, onesided: int = 1
 ) -> Array:
     """Fourier transforms of overlapping frames, [N, frames, frequencies, 2]; step and length must be static."""
     x = jnp.asarray(signal)
-    step = integers(static(frame_step, "frame_step"))[0]
+    step = integers(frame_step)[0]
     if frame_length is not None:
-        length = integers(static(frame_length, "frame_length"))[0]
+        length = integers(frame_length)[0]
     else:
         length = x.shape[1] if window is None else window.shape[0]
     # Samples behind the last complete frame are not transformed.
@@ -68,9 +75,9 @@ WINDOWS = {
 
 
 def _window(coefficients: tuple[float, ...]) -> object:
-    def window(size: Value, *, output_datatype: int = FLOAT, periodic: int = 1) -> Value:
+    def window(size: Static, *, output_datatype: int = FLOAT, periodic: int = 1) -> Value:
         """Window of a static size: a sum of cosines, over a period or from end to end."""
-        count = integers(static(size, "size"))[0]
+        count = integers(size)[0]
         xp = numpy_for(count)
         angle = 2 * math.pi * xp.arange(count) / (count if periodic else max(1, count - 1))
         values = sum(factor * xp.cos(order * angle) for order, factor in enumerate(coefficients))
@@ -85,24 +92,21 @@ for _name, _coefficients in WINDOWS.items():
 
 @operator("MelWeightMatrix")
 def mel_weight_matrix(
-    num_mel_bins: Value,
-    dft_length: Value,
-    sample_rate: Value,
-    lower_edge_hertz: Value,
-    upper_edge_hertz: Value,
+    num_mel_bins: Static,
+    dft_length: Static,
+    sample_rate: Static,
+    lower_edge_hertz: Static,
+    upper_edge_hertz: Static,
     *,
     output_datatype: int = FLOAT,
 ) -> np.ndarray:
     """Static weights of triangular filters, equidistant in mel, [frequencies, filters]."""
-    bins, length, rate = (
-        integers(static(each, name))[0]
-        for each, name in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
-    )
+    bins, length, rate = (integers(each)[0] for each in (num_mel_bins, dft_length, sample_rate))
     check_table(max(1, bins) * max(1, length // 2 + 1), "weights of mel filters")
     low, high = (
         # Hertz to mel: 2595 · log10(1 + f / 700), as the schema says.
-        2595 * math.log10(1 + float(np.ravel(static(each, name))[0]) / 700)
-        for each, name in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
+        2595 * math.log10(1 + float(np.ravel(each)[0]) / 700)
+        for each in (lower_edge_hertz, upper_edge_hertz)
     )
     mel = low + np.arange(bins + 2) * (high - low) / (bins + 2)
     edges = ((length + 1) * 700 * (10 ** (mel / 2595) - 1) // rate).astype(int)

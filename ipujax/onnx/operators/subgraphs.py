@@ -7,22 +7,33 @@ values change shape from one iteration to the next, or where its body needs them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.bounded_values import BoundedSequence, fitted, merged
-from ipujax.onnx.budget import Budget
+from ipujax.onnx.budget import MAX_COUNTED_ITERATIONS, Budget
 from ipujax.onnx.element_types import index_dtype
 from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
-from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
+from ipujax.onnx.operators.operand_types import static_integer
+from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator, static
 from ipujax.onnx.wide_values import narrowed
 
 Body = Callable[..., tuple[Any, ...]]
+
+
+class LoopBody(Protocol):
+    """A subgraph as a function; static values alone decide some of its outputs, which may be computed apart."""
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+
+    def are_decided(self, *inputs: Any) -> list[bool]: ...
+
+    def with_outputs(self, positions: Sequence[int]) -> LoopBody: ...
 
 
 def _traced(values: Any) -> Any:
@@ -39,8 +50,7 @@ def if_else(
     *,
     then_branch: Body,
     else_branch: Body,
-    max_sizes: Mapping[str, int],
-    output_names: tuple[str, ...],
+    max_sizes: MaxSizes,
 ) -> tuple[Any, ...]:
     """Evaluate one of two subgraphs; a static condition leaves the other untraced."""
     if is_static(condition):
@@ -51,7 +61,7 @@ def if_else(
         try:
             return jax.lax.cond(flag, *branches)
         except TypeError:  # of `cond` alone: results of other forms; evaluation wraps those of nodes
-            return jax.lax.cond(flag, *_in_one_form(branches, max_sizes, output_names))
+            return jax.lax.cond(flag, *_in_one_form(branches, max_sizes))
     except WideValueError:
         raise
     except OnnxError as error:
@@ -61,11 +71,13 @@ def if_else(
 
 
 def _in_one_form(
-    branches: Sequence[Callable[[], tuple[Any, ...]]], max_sizes: Mapping[str, int], names: Sequence[str]
+    branches: Sequence[Callable[[], tuple[Any, ...]]], max_sizes: MaxSizes
 ) -> list[Callable[[], tuple[Any, ...]]]:
     """Return branches whose results have one form: padded, bounded sequences, optionals that say what they have."""
     first, second = (jax.eval_shape(branch) for branch in branches)
-    forms = [merged(a, b, max_sizes.get(name), name) for a, b, name in zip(first, second, names, strict=False)]
+    forms = [merged(a, b, bound, name) for a, b, (name, bound) in zip(first, second, max_sizes, strict=False)]
+
+    names = [name for name, _ in max_sizes]
 
     def in_form(branch: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
         return lambda: tuple(map(fitted, branch(), forms, names))
@@ -113,15 +125,13 @@ def _iteration(body: Body, carried: Sequence[Any]) -> _Iteration:
     return _Iteration(conditions[0], _shapes(after) == _shapes(abstract), results[len(carried) :], after)
 
 
-def _bounded(
-    carried: Sequence[Any], after: Sequence[Any], max_sizes: Mapping[str, int], names: Sequence[str]
-) -> tuple[Any, ...]:
+def _bounded(carried: Sequence[Any], after: Sequence[Any], max_sizes: MaxSizes) -> tuple[Any, ...]:
     """Return carried values whose sequences, which grow by an iteration, are buffers of a bound."""
     before = jax.eval_shape(lambda: tuple(_traced(carried)))
     values = []
-    for value, old, new, name in zip(_traced(carried), before, after, names, strict=False):
+    for value, old, new, (name, bound) in zip(_traced(carried), before, after, max_sizes, strict=False):
         grows = isinstance(new, tuple | BoundedSequence) and _shapes(old) != _shapes(new)
-        values.append(fitted(value, merged(old, new, max_sizes.get(name), name), name) if grows else value)
+        values.append(fitted(value, merged(old, new, bound, name), name) if grows else value)
     return (*values, *carried[len(values) :])
 
 
@@ -135,43 +145,77 @@ def loop(
     trip_count: Any,
     condition: Any,
     *carried: Any,
-    body: Body,
-    max_size: int | None,
-    max_sizes: Mapping[str, int],
-    output_names: tuple[str, ...],
+    body: LoopBody,
+    max_sizes: MaxSizes,
     budget: Budget,
 ) -> tuple[Any, ...]:
     """Repeat a subgraph `(iteration, condition, *carried) → (condition, *carried, *collected)`."""
-    is_counted = trip_count is None or is_static(trip_count)
-    iterations = None if trip_count is None or not is_counted else max(0, int(static(trip_count, "M").reshape(())))
-    is_entered = condition is None or (is_static(condition) and _flag(condition))
-    is_decided = condition is None or is_static(condition)
+    limit = None
+    if trip_count is not None and is_static(trip_count):
+        limit = max(0, static_integer(trip_count, "M"))
+    if condition is not None and is_static(condition) and not _flag(condition):
+        limit = 0
+    is_decided = limit == 0 or (is_static(trip_count) and is_static(condition))
     try:
         iteration = _iteration(body, carried)
     except TracedOperandError:
-        if not (is_counted and is_decided):
+        if not is_decided:
             raise
-        budget.check_unrolled(iterations or 0, "iterations of a Loop that is unrolled")
-        return _unrolled_loop(iterations if is_entered else 0, carried, body, ())
-    if is_decided and not is_entered:
-        iterations = 0
-    if is_counted and iteration.condition is False and is_decided:
-        iterations = 1 if iterations is None else min(iterations, 1)
-    is_fixed = iterations is not None and (iteration.condition is not None or iterations == 0) and is_decided
-    if is_fixed and iteration.is_uniform:
-        budget.check_repeats(iterations or 0, "iterations of Loop")
-        return _counted_loop(iterations or 0, carried, body)
-    if is_counted and is_decided and (not iteration.is_uniform or _is_growing(carried)):
-        budget.check_unrolled(iterations or 0, "iterations of a Loop that is unrolled")
-        return _unrolled_loop(iterations, carried, body, iteration.scanned)
-    if trip_count is None and iteration.condition and is_entered:
+        budget.check_unrolled(limit or 0, "iterations of a Loop that is unrolled")
+        return _unrolled_loop(limit, carried, body, ())
+    iterations = _known_iterations(limit, carried, body, iteration) if is_decided and iteration.is_uniform else None
+    if iterations is not None:
+        budget.check_repeats(iterations, "iterations of Loop")
+        return _counted_loop(iterations, carried, body)
+    if is_decided and (not iteration.is_uniform or _is_growing(carried)):
+        budget.check_unrolled(limit or 0, "iterations of a Loop that is unrolled")
+        return _unrolled_loop(limit, carried, body, iteration.scanned)
+    if is_decided and limit is None and iteration.condition:
         hint = "a trip count, or a condition that a value of the loop decides"
         raise OnnxError("Loop never ends: its condition is always true, and it has no trip count", hint=hint)
     start = True if condition is None else condition
     if not iteration.is_uniform:
-        carried = _bounded(carried, iteration.after, max_sizes, output_names)
+        carried = _bounded(carried, iteration.after, max_sizes)
         iteration = _iteration(body, carried)
-    return _conditional_loop(trip_count, start, carried, body, iteration, max_size)
+    return _conditional_loop(trip_count, start, carried, body, iteration, max_sizes)
+
+
+def _known_iterations(limit: int | None, carried: Sequence[Any], body: LoopBody, iteration: _Iteration) -> int | None:
+    """Return how often a loop runs that is entered if its limit is not 0; None if that is not known."""
+    if limit == 0 or iteration.condition:
+        return limit
+    return _counted_iterations(limit, carried, body) if iteration.condition is None else 1
+
+
+def _counted_iterations(limit: int | None, carried: Sequence[Any], body: LoopBody) -> int | None:
+    """Return how often a loop runs whose condition static values decide; None if traced ones do, or it runs too long.
+
+    So is `while i < length` in files whose loops are no `for`: counter and length are carried, and known.
+    """
+    is_known = [is_static(value) and isinstance(value, np.ndarray) for value in carried]
+    while True:
+        known = [value if is_one else jnp.zeros(()) for value, is_one in zip(carried, is_known, strict=True)]
+        is_condition_known, *is_next = body.are_decided(np.int64(0), np.asarray(True), *known)
+        kept = [now and after for now, after in zip(is_known, is_next, strict=False)]
+        if kept == is_known:
+            break
+        is_known = kept
+    if not is_condition_known:
+        return None
+    positions = [n for n, is_one in enumerate(is_known) if is_one]
+    deciding = body.with_outputs([0, *(1 + n for n in positions)])
+
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        index, _, values = state
+        by_position = dict(zip(positions, values, strict=True))
+        go_on, *after = deciding(index, np.asarray(True), *map(by_position.get, range(len(carried))))
+        return index + 1, jnp.reshape(jnp.asarray(go_on), ()), tuple(map(jnp.asarray, after))
+
+    most = MAX_COUNTED_ITERATIONS if limit is None else min(limit, MAX_COUNTED_ITERATIONS)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        start = (jnp.asarray(0), jnp.asarray(True), tuple(jnp.asarray(carried[n]) for n in positions))
+        count, go_on, _ = jax.lax.while_loop(lambda state: state[1] & (state[0] < most), step, start)
+        return None if go_on and most != limit else int(count)
 
 
 def _is_growing(carried: Sequence[Any]) -> bool:
@@ -214,10 +258,15 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def _conditional_loop(
-    trip_count: Any, condition: Any, carried: Sequence[Any], body: Body, iteration: _Iteration, max_size: int | None
+    trip_count: Any,
+    condition: Any,
+    carried: Sequence[Any],
+    body: Body,
+    iteration: _Iteration,
+    max_sizes: MaxSizes,
 ) -> tuple[Any, ...]:
     """Repeat while a traced condition holds; collected values are padded with zeros to a bound."""
-    bound = data_dependent_size(max_size, "the collected values of Loop") if iteration.scanned else 0
+    bound = data_dependent_size(max_sizes[len(carried) :], "the collected values of Loop") if iteration.scanned else 0
     buffers = tuple(jnp.zeros((bound, *each.shape), each.dtype) for each in iteration.scanned)
     # No counter reaches the limit of its dtype.
     largest = np.iinfo(index_dtype()).max

@@ -8,13 +8,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from ipujax.onnx.budget import check_indices
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Value, ceil_div, numpy_for, refuse_outside, size_of
+
+
+class Spacing(TypedDict, total=False):
+    """Attributes of windows, one entry an axis, `pads` first those before all axes."""
+
+    dilations: Sequence[int] | None
+    pads: Sequence[int] | None
+    strides: Sequence[int] | None
+
+
+class PaddedWindows(Spacing, total=False):
+    """Attributes of windows whose padding has a name, "NOTSET" for `pads`."""
+
+    auto_pad: str
+
+
+class PoolWindows(PaddedWindows, total=False):
+    """Attributes of windows of which the last may pass the end."""
+
+    ceil_mode: int
+
+
+class Kernels(PaddedWindows, total=False):
+    """Attributes of a convolution."""
+
+    group: int
+    kernel_shape: Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +113,9 @@ def slide(
     pads: Sequence[int] | None = None,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
+    is_pool: bool = False,
 ) -> Windows:
-    """Return the windows that a node's attributes describe."""
+    """Return the windows that a node's attributes describe; only in a pool there may be none along an axis."""
     rank = len(sizes)
     steps = tuple(strides or (1,) * rank)
     spacing = tuple(dilations or (1,) * rank)
@@ -110,10 +138,10 @@ def slide(
     before = padding[:rank]
     after = padding[rank:]
     counts = tuple(
-        _window_count(size, low, high, span, step, ceil_mode)
+        _window_count(size + low + high - span, size + low, step, ceil_mode, is_pool)
         for size, low, high, span, step in zip(sizes, before, after, spans, steps, strict=True)
     )
-    refuse_outside(np.asarray(counts), 1, MAX_SIZE, "the number of windows along an axis,")
+    refuse_outside(np.asarray(counts), 0 if is_pool else 1, MAX_SIZE, "the number of windows along an axis,")
     return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
 
 
@@ -134,11 +162,11 @@ def kernel_of(kernel_shape: Sequence[int] | None, w: Any) -> tuple[int, ...]:
     return extents
 
 
-def _window_count(size: int, before: int, after: int, span: int, stride: int, ceil_mode: int) -> int:
-    """Number of windows along an axis with padding; with `ceil_mode` the last may pass the end."""
-    room = size + before + after - span
+def _window_count(room: int, end: int, stride: int, ceil_mode: int, is_pool: bool) -> int:
+    """Number of windows that begin in `room`, each a stride on; with `ceil_mode` the last may pass the end."""
     if not ceil_mode:
-        return room // stride + 1
+        # Pooling rounds toward zero: it has one window that is larger than the image by less than a stride.
+        return (math.trunc(room / stride) if is_pool else room // stride) + 1
     count = math.ceil(room / stride) + 1
     # A window that would start in the padding behind the last element is left out.
-    return count - 1 if (count - 1) * stride >= size + before else count
+    return count - 1 if (count - 1) * stride >= end else count

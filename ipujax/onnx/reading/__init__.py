@@ -3,8 +3,10 @@
 file ──▶ ModelProto ──▶ weights apart ──▶ types, checks ──▶ old nodes ──▶ `Graph`
 """
 
-from ipujax.onnx.reading.bodies import expanded as expanded, has_body as has_body
 from ipujax.onnx.reading.files import Source as Source
-from ipujax.onnx.reading.onnx_calls import onnx_step as onnx_step
-from ipujax.onnx.reading.proto_graphs import graphs_of as graphs_of, replace_nodes as replace_nodes
-from ipujax.onnx.reading.read import read_graph as read_graph
+from ipujax.onnx.reading.onnx_protos import (
+    graphs_of as graphs_of,
+    onnx_step as onnx_step,
+    replace_nodes as replace_nodes,
+)
+from ipujax.onnx.reading.read import expanded as expanded, has_body as has_body, read_graph as read_graph

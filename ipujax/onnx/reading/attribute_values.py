@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from ipujax.front_end import nearest
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.proto_graphs import graphs_of
+from ipujax.onnx.reading.onnx_protos import graphs_of
 
 _Values = Collection[Any]
 _Row = tuple[tuple[str, ...], str, _Values, int]

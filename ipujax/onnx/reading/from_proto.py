@@ -1,8 +1,15 @@
-"""Protobuf messages at the newest opset → `Graph`, `Node`, `ValueInfo`."""
+"""Protobuf messages at the newest opset → `Graph`, `Node`, `ValueInfo`.
+
+Gradient nodes of ai.onnx.preview.training name values of the graph around them: `y`, and `xs` and `zs` that it depends
+on. They get a subgraph, the part of the graph between these; values that depend on neither come from outside.
+
+Source: ONNX operator Gradient, version 1 of ai.onnx.preview.training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +18,8 @@ import onnx
 from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Dim, Graph, Node, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.gradient_nodes import with_gradient_bodies
 from ipujax.onnx.reading.tensors import sparse_array, tensor_array, tensor_dtype
+from ipujax.onnx.registry import STANDARD_DOMAIN, operator_key
 
 _Types = Mapping[str, ValueInfo]
 
@@ -27,11 +34,11 @@ def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray], 
     constants = dict(initializers)
     nodes = []
     for n, proto in enumerate(graph.node):
-        if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+        if operator_key(proto.domain, proto.op_type) == (STANDARD_DOMAIN, "Constant"):
             constants[proto.output[0]] = _constant(proto, budget)
         else:
             nodes.append(_node(proto, n, types, budget))
-    named = with_gradient_bodies(_unique(nodes), types)
+    named = _with_gradient_bodies(_unique(nodes), types)
     return Graph(graph.name, inputs, outputs, constants, named, frozenset(initializers))
 
 
@@ -63,14 +70,15 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 
 def _node(proto: onnx.NodeProto, n: int, types: _Types, budget: Budget) -> Node:
+    domain, op_type = operator_key(proto.domain, proto.op_type)
     outputs = tuple(proto.output)
     # Trailing empty names stand for optional results that nobody reads.
     while outputs and not outputs[-1]:
         outputs = outputs[:-1]
     return Node(
         name=proto.name or f"{proto.op_type}_{n}",
-        domain="" if proto.domain == "ai.onnx" else proto.domain,
-        op_type=proto.op_type,
+        domain=domain,
+        op_type=op_type,
         inputs=tuple(proto.input),
         outputs=outputs,
         attributes={each.name: _attribute(each, budget) for each in proto.attribute},
@@ -86,13 +94,8 @@ def _unique(nodes: list[Node]) -> tuple[Node, ...]:
     for n, node in enumerate(nodes):
         name = node.name if node.name not in used_names else f"{node.name}_{n}"
         used_names.add(name)
-        result.append(node if name == node.name else _renamed(node, name))
+        result.append(replace(node, name=name))
     return tuple(result)
-
-
-def _renamed(node: Node, name: str) -> Node:
-    fields = (node.domain, node.op_type, node.inputs, node.outputs, node.attributes, node.output_dtypes, node.proto)
-    return Node(name, *fields)
 
 
 def _text(data: bytes) -> str:
@@ -143,3 +146,62 @@ _CONSTANT_DTYPES: Mapping[str, type] = {
     "value_string": np.object_,
     "value_strings": np.object_,
 }
+
+
+_MAX_GRADIENT_NODES = 10_000  # assumed: each is traced again
+_GRADIENT = ("ai.onnx.preview.training", "Gradient")
+
+
+def _with_gradient_bodies(nodes: Sequence[Node], types: Mapping[str, ValueInfo]) -> tuple[Node, ...]:
+    """Return nodes of a graph, in order of evaluation; those that differentiate get an attribute `body`."""
+    if not any(map(_is_gradient, nodes)):
+        return tuple(nodes)
+    result: list[Node] = []
+    total = 0
+    for node in nodes:
+        if not _is_gradient(node):
+            result.append(node)
+            continue
+        body = _gradient_body(node, result, types)
+        # A part with gradients in it has their parts once more: gradients of gradients double it each time.
+        total += sum(1 for _ in body.all_nodes())
+        if total > _MAX_GRADIENT_NODES:
+            message = f"{node.label} and those before it differentiate one another too often"
+            raise OnnxModelError(
+                message, expected=f"at most {_MAX_GRADIENT_NODES:,} nodes in their parts", got=f"{total:,}"
+            )
+        result.append(replace(node, attributes={**node.attributes, "body": body}))
+    return tuple(result)
+
+
+def _is_gradient(node: Node) -> bool:
+    return (node.domain, node.op_type) == _GRADIENT
+
+
+def _gradient_body(node: Node, before: Sequence[Node], types: Mapping[str, ValueInfo]) -> Graph:
+    inputs = [*node.attributes["xs"], *node.attributes.get("zs", ())]
+    target = node.attributes["y"]
+    inside = _on_the_way(before, set(inputs), target)
+
+    def info(name: str) -> ValueInfo:
+        return types.get(name, ValueInfo(name, None, None))
+
+    return Graph(node.name, tuple(map(info, inputs)), (info(target),), {}, inside, frozenset())
+
+
+def _on_the_way(nodes: Sequence[Node], inputs: set[str], target: str) -> tuple[Node, ...]:
+    """Nodes that depend on the inputs, and that the target depends on."""
+    after = set(inputs)
+    depending = []
+    for node in nodes:
+        if after.intersection(node.names_read()):
+            # a node that computes an input of the part is not in it: that value is given
+            after.update(node.outputs)
+            depending.append(node)
+    needed = {target}
+    inside = []
+    for node in reversed(depending):
+        if needed.intersection(node.outputs) and not inputs.intersection(node.outputs):
+            needed.update(node.names_read())
+            inside.append(node)
+    return tuple(reversed(inside))

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import helper
 
-from ipujax.onnx.reading.old_node import OldNode, Rewrite
-from ipujax.onnx.reading.proto_graphs import all_nodes, graphs_of, replace_nodes
-from ipujax.onnx.reading.rewrites import REWRITES
+from ipujax.onnx.reading.onnx_protos import all_nodes, graphs_of, replace_nodes
+from ipujax.onnx.reading.rewrites import REWRITES, OldNode, Rewrite
 from ipujax.onnx.registry import EARLY_DOMAIN, MICROSOFT_DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")

@@ -1,26 +1,32 @@
-"""From a source to a graph at the newest opset."""
+"""From a source to a graph at the newest opset; function bodies: a node as a graph of simpler nodes.
+
+ONNX's schemas give the bodies of operators that have no implementation of their own. Some depend on the types of the
+operands, so a node is expanded when these are known, while a model is traced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper
 
 from ipujax.onnx.budget import Budget
-from ipujax.onnx.graphs import Graph
+from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto
-from ipujax.onnx.reading.local_functions import check_functions
 from ipujax.onnx.reading.old_nodes import adopt_unofficial, align_functions, rewrite_old_nodes
-from ipujax.onnx.reading.onnx_calls import onnx_step, with_inferred_shapes, with_inlined_functions
-from ipujax.onnx.reading.proto_graphs import check_depth
+from ipujax.onnx.reading.onnx_protos import check_depth, onnx_step, with_inferred_shapes, with_inlined_functions
 from ipujax.onnx.reading.tensors import detach_weights
 from ipujax.onnx.reading.validity import (
     check_attributes,
     check_domains,
+    check_functions,
     check_model,
     check_names,
     check_order,
@@ -90,3 +96,70 @@ def _standard_opset(model: onnx.ModelProto) -> int:
     newest = onnx.defs.onnx_opset_version()
     model.opset_import.append(helper.make_opsetid("", newest))
     return newest
+
+
+_FUNCTION_DOMAIN = "ipujax.bodies"
+_BODY_IR_VERSION = 10
+
+Type = tuple[np.dtype, tuple[int, ...]]  # dtype and shape of a tensor
+
+
+def has_body(domain: str, op_type: str) -> bool:
+    """Return whether the schema of an operator has a function body."""
+    if not onnx.defs.has(op_type, domain):
+        return False
+    schema = onnx.defs.get_schema(op_type, domain=domain)
+    return schema.has_function or schema.has_context_dependent_function
+
+
+def expanded(node: Node, operand_types: Sequence[Type | None]) -> Graph:
+    """Return the body of a node as a graph; inputs without an operand type are left out."""
+    with onnx_step(f"{node.label} cannot be expanded", "compare the shapes and dtypes with the operator's"):
+        return _expanded(node.proto.SerializeToString(), tuple(operand_types))
+
+
+@lru_cache(maxsize=1024)
+def _expanded(serialized: bytes, operand_types: tuple[Type | None, ...]) -> Graph:
+    proto = onnx.NodeProto.FromString(serialized)
+    names = [f"operand_{n}" if operand else "" for n, operand in enumerate(operand_types)]
+    results = [f"result_{n}" if name else "" for n, name in enumerate(proto.output)]
+    types = [_type_proto(operand) for operand in operand_types]
+    body = _body(proto, types)
+    call = helper.make_node(body.name, names, results, domain=_FUNCTION_DOMAIN)
+    call.attribute.extend([*proto.attribute, *_defaults(proto)])
+    inputs = [helper.make_value_info(name, kind) for name, kind in zip(names, types, strict=True) if name]
+    outputs = [onnx.ValueInfoProto(name=name) for name in results if name]
+    graph = helper.make_graph([call], f"{proto.op_type}_body", inputs, outputs)
+    # The body's own opsets: a function may be written in an older one than the model's.
+    opsets = [*body.opset_import, helper.make_opsetid(_FUNCTION_DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=[body], ir_version=_BODY_IR_VERSION)
+    return graph_of_model(with_inlined_functions(model), Budget())
+
+
+def _defaults(proto: onnx.NodeProto) -> list[onnx.AttributeProto]:
+    """Return the attributes that a node leaves at their defaults: the inliner does not know these."""
+    names_set = {attribute.name for attribute in proto.attribute}
+    attributes = onnx.defs.get_schema(proto.op_type, domain=proto.domain).attributes
+    return [
+        each.default_value for name, each in attributes.items() if name not in names_set and each.default_value.name
+    ]
+
+
+def _body(proto: onnx.NodeProto, types: Sequence[onnx.TypeProto]) -> onnx.FunctionProto:
+    schema = onnx.defs.get_schema(proto.op_type, domain=proto.domain)
+    if schema.has_context_dependent_function:
+        operand_types = [kind.SerializeToString() for kind in types]
+        data = schema.get_context_dependent_function(proto.SerializeToString(), operand_types)
+        body = onnx.FunctionProto.FromString(data)
+    else:
+        body = onnx.FunctionProto()
+        body.CopyFrom(schema.function_body)
+    body.domain = _FUNCTION_DOMAIN
+    return body
+
+
+def _type_proto(operand: Type | None) -> Any:
+    if operand is None:
+        return onnx.TypeProto()
+    dtype, shape = operand
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), shape)

@@ -11,7 +11,7 @@ import onnx
 
 from ipujax.onnx.budget import Budget
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.onnx_calls import onnx_step
+from ipujax.onnx.reading.onnx_protos import onnx_step
 
 # Shape inference reads only small tensors: axes, shapes, scales.
 _MAX_ELEMENTS = 256

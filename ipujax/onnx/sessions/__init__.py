@@ -1,4 +1,3 @@
 """Inference sessions: a model whose weights, and values that one call hands to the next, are state on the device."""
 
-from ipujax.onnx.sessions.repeated_calls import RepeatedCalls as RepeatedCalls
-from ipujax.onnx.sessions.resident_model import Session as Session, session as session
+from ipujax.onnx.sessions.resident_model import RepeatedCalls as RepeatedCalls, Session as Session, session as session

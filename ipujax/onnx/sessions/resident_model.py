@@ -1,17 +1,19 @@
 """`session`: an ONNX model whose weights, and values that one call hands to the next, are state on the device.
 
 State is a donated argument of the compiled function, and a result: it is uploaded once, and no part of a call's cycles.
+Repeated calls are a loop on the device: each call's inputs are made of those and the outputs of the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import ipujax as ipu
 from ipujax.front_end import NotCopied
@@ -21,8 +23,10 @@ from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.model import Model, load
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import Source
-from ipujax.onnx.sessions.repeated_calls import Between, RepeatedCalls
 from ipujax.onnx.sessions.states import SessionStates, State
+
+Values = Mapping[str, Any]
+Between = Callable[[Values, Values], Values]
 
 
 class Session(NotCopied):
@@ -189,6 +193,88 @@ class Session(NotCopied):
         sizes = [sum(np.size(x) * x.dtype.itemsize for x in part.values()) for part in self.initial_state().values()]
         parts = f"{sizes[0]:,} bytes of weights" + (f", {sizes[1]:,} of states" if self._states.pairs else "")
         return f"<ONNX session {self.name}: ({inputs}) → ({outputs}), {parts}>"
+
+
+class RepeatedCalls(NotCopied):
+    """A number of calls of a session as one program, made by `Session.repeat`.
+
+    Args:
+        session: whose state the calls read and change.
+        calls: number of them.
+        between: of inputs and outputs of one call, by name, the inputs of the next: those that change.
+        device: of the session.
+        options: of the session.
+    """
+
+    COPY_HINT: ClassVar[str] = "those of another session: ipujax.onnx.session(path).repeat(calls)"
+
+    def __init__(
+        self,
+        session: Session,
+        calls: int,
+        between: Between,
+        device: ipu.IPUModel | ipu.CPU | None,
+        options: ipu.Options | None,
+    ) -> None:
+        self._session = session
+        self._names = [info.name for info in session.inputs]
+
+        def loop(state: State, *inputs: Any) -> tuple[State, tuple[Any, Any]]:
+            start = (state, dict(zip(self._names, map(jnp.asarray, inputs), strict=True)))
+
+            def call(carried: Any, _: None) -> tuple[Any, Any]:
+                before, named = carried
+                after, outputs = session.next_state(before, named)
+                by_name = dict(zip([info.name for info in session.outputs], outputs, strict=True))
+                return (after, _followed(named, between(named, by_name))), outputs
+
+            (after, last), outputs = lax.scan(call, start, None, length=calls)
+            return after, (outputs[0] if len(outputs) == 1 else outputs, tuple(last[name] for name in self._names))
+
+        loop.__name__ = f"{session.name}_{calls}_calls"
+        self._loop = ipu.jit(loop, device=device, options=options, donate_argnums=0)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Run the calls.
+
+        Args:
+            inputs: of the first call, one for each of the session's.
+
+        Returns:
+            The outputs of all calls, with a first axis of calls, as one call returns them; the inputs of the call that
+            would follow.
+
+        Raises:
+            OnnxError: as a call of the session; inputs of the next call that are not like those of the last.
+        """
+        state = self._session.checked_state(inputs)
+        after, results = self._loop(state, *inputs)
+        self._session.take_state(after)
+        return results
+
+    def profile(self, *inputs: Any) -> ipu.Profile:
+        """Return the static profile of all calls on arrays or `jax.ShapeDtypeStruct`s; nothing is run."""
+        self._session.check_number(inputs)
+        return self._loop.profile(self._session.initial_state(), *inputs)
+
+
+def _followed(before: Values, changes: Values) -> dict[str, Any]:
+    """Return the inputs of the next call; refuse names, shapes and kinds that the last call's do not have."""
+    unknown = sorted(set(changes) - set(before))
+    if unknown:
+        message = f"the function between calls returns {unknown[0]!r}, which is no input of the session"
+        raise OnnxError(message, expected=", ".join(before), got=unknown[0])
+    return {name: _alike(name, value, changes.get(name, value)) for name, value in before.items()}
+
+
+def _alike(name: str, before: Any, after: Any) -> jax.Array:
+    array = jnp.asarray(after)
+    is_floating: Sequence[bool] = [jnp.issubdtype(x.dtype, jnp.floating) for x in (before, array)]
+    if array.shape != before.shape or is_floating[0] != is_floating[1]:
+        message = f"the function between calls changes the shape or the kind of input {name!r}"
+        expected = f"{before.dtype}{list(before.shape)}"
+        raise OnnxError(message, expected=expected, got=f"{array.dtype}{list(array.shape)}")
+    return array.astype(before.dtype)
 
 
 def session(

@@ -157,7 +157,7 @@ def scan_join(x: jax.Array, *, axis: int) -> jax.Array:
 @graphcore("Resize")
 def resize_of_opset_10(x: jax.Array, scales: Any, *, mode: str = "nearest", nearest_mode: str) -> Any:
     """Return x resized with a mode that opset 10 does not have, at the positions of later opsets."""
-    return OPERATORS["", "Resize"].function(x, None, scales, mode=mode, nearest_mode=nearest_mode)
+    return OPERATORS["", "Resize"](x, None, scales, mode=mode, nearest_mode=nearest_mode)
 
 
 @graphcore("TensorRemap")

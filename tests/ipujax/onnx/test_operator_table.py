@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +15,8 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 from ipujax.onnx import machine_learning, microsoft, operators  # noqa: F401, fill the table
-from ipujax.onnx.evaluation.shape_sources import SHAPE_OPERANDS
 from ipujax.onnx.reading import has_body
-from ipujax.onnx.registry import OPERATORS, Operator
+from ipujax.onnx.registry import OPERATORS
 from tests.ipujax.onnx.guide_cases import ENTRIES
 from tests.test_layering import ROOT
 
@@ -94,28 +90,3 @@ def test_every_operator_is_run_by_a_test():
     # Not those of tests or PopART; models have none of `ipujax.early`: converted nodes of early opsets do.
     ours = {key for key, entry in OPERATORS.items() if entry.function.__module__.startswith("ipujax.onnx.")}
     assert not {(domain, name) for domain, name in ours if name not in run | named and domain != "ipujax.early"}
-
-
-def static_positions(entry: Operator) -> set[int]:
-    """Return the positions of operands that an operator passes to `static`."""
-    source = textwrap.dedent(inspect.getsource(entry.function))
-    tree = ast.parse(re.sub(r"^@.*\n", "", source, flags=re.MULTILINE))
-    names = [p.name for p in inspect.signature(entry.function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    first = (call.args[0] for call in calls if getattr(call.func, "id", "") == "static" and call.args)
-    return {names.index(arg.id) for arg in first if isinstance(arg, ast.Name) and arg.id in names}
-
-
-# Positions are integers; regions of interest come from a network, and are static for adaptive sampling alone.
-NO_SOURCES = {"RoiAlign", "SequenceAt", "SequenceErase", "SequenceInsert"}
-
-
-def test_operands_that_must_be_static_are_sources_of_shapes():
-    wrong = {}
-    for (domain, op_type), entry in OPERATORS.items():
-        listed = SHAPE_OPERANDS.get(op_type, ())
-        is_lambda = entry.function.__name__ == "<lambda>"  # one expression of its operands
-        positions = set() if domain or is_lambda else static_positions(entry)
-        if listed is not None and op_type not in NO_SOURCES and not positions <= set(listed):
-            wrong[op_type] = positions - set(listed)
-    assert not wrong

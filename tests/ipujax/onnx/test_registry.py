@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.onnx import TracedOperandError, registry
+from ipujax.onnx.operators.operand_types import Array, Static
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +27,32 @@ def test_register_reads_the_signature():
     entry = registry.OPERATORS["com.example", "ScaledAdd"]
     assert entry.function is scaled_add and entry.max_inputs == 2
     assert entry.attributes == {"scale"} and entry.node_facts == {"output_count"}
+
+
+def test_annotations_say_what_operands_are():
+    @registry.register("com.example", "Rows")
+    def rows(x: Array, count: Static, bound: Static | None = None):
+        return x, count, bound
+
+    entry = registry.OPERATORS["com.example", "Rows"]
+    x, count, bound = entry(np.arange(3), np.int64(2))
+    assert isinstance(x, jax.Array) and isinstance(count, np.ndarray) and bound is None
+    with pytest.raises(TracedOperandError, match="count decides a shape and must be static"):
+        jax.jit(lambda n: entry(x, n)[0])(jnp.asarray(2))
+
+
+def test_shared_attributes_are_those_of_a_typed_dict():
+    class Limits(TypedDict, total=False):
+        low: float
+        high: float
+
+    def clamp(x, *, name, **limits):
+        return x
+
+    clamp.__annotations__["limits"] = Unpack[Limits]
+    registry.register("com.example", "Clamp")(clamp)
+    entry = registry.OPERATORS["com.example", "Clamp"]
+    assert entry.attributes == {"name", "low", "high"} and entry.required_attributes == {"name"}
 
 
 def test_variadic_operator_takes_any_number_of_inputs():
@@ -56,6 +85,7 @@ def test_static_operands():
 
 
 def test_result_sizes_that_depend_on_data_need_a_bound():
-    assert registry.data_dependent_size(3, "Y") == 3
-    with pytest.raises(TracedOperandError, match="the size of Y depends on traced values"):
-        registry.data_dependent_size(None, "Y")
+    assert registry.data_dependent_size([("y", 3)], "Y") == 3
+    with pytest.raises(TracedOperandError, match="the size of Y depends on traced values") as caught:
+        registry.data_dependent_size([("", None), ("y", None)], "Y")
+    assert "load(max_sizes={'y': n})" in str(caught.value)

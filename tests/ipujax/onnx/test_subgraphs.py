@@ -120,6 +120,63 @@ def test_collected_values_of_an_open_loop_need_a_bound(is_static):
     np.testing.assert_allclose(rows, np.pad(expected, ((0, 2), (0, 0))))
 
 
+def stepping(limit: str):
+    """Return `while k < limit: v ← v + x[k], k ← k + 1`, which collects v; `limit` is a value of the graph."""
+    nodes = [
+        helper.make_node("Gather", ["x", "k"], ["row"], axis=0),
+        helper.make_node("Add", ["v", "row"], ["w"]),
+        helper.make_node("Add", ["k", "one"], ["next"]),
+        helper.make_node("Less", ["next", "end"], ["go"]),
+        helper.make_node("Identity", ["end"], ["same"]),
+    ]
+    inputs = [info("i", np.int64), info("before", bool), info("k", np.int64), info("end", np.int64), info("v")]
+    outputs = [info("go", bool), info("next", np.int64), info("same", np.int64), info("w"), info("w")]
+    outer = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Squeeze", ["sizes"], ["size"]),
+        helper.make_node("Less", ["zero", limit], ["first"]),
+        helper.make_node(
+            "Loop",
+            ["", "first", "zero", limit, "start"],
+            ["", "", "y", "rows"],
+            "steps",
+            body=graph_of(nodes, inputs, outputs),
+        ),
+    ]
+    arrays = {"one": np.array(1), "zero": np.array(0), "start": np.float32(0)}
+    declared = [info("x", shape=("n",)), *([info("limit", np.int64)] if limit == "limit" else [])]
+    weights = {name: np.asarray(value) for name, value in arrays.items()}
+    return model_of(outer, declared, [info("y"), info("rows", shape=("n",))], weights, opset=OPSET)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_while_over_a_counter_below_a_length_is_a_scan(size):
+    model = ipujax.onnx.load(stepping("size"))
+    assert "while" not in primitives(model, model.params, X[:size])
+    y, rows = jax.jit(model)(model.params, X[:size])
+    np.testing.assert_allclose(y, X[:size].sum())
+    np.testing.assert_allclose(rows, np.cumsum(X[:size]))
+    gradient = jax.grad(lambda x: model(model.params, x)[0])(X[:size])
+    np.testing.assert_allclose(gradient, np.ones(size))
+
+
+def test_while_below_a_traced_limit_names_the_value_that_needs_a_bound():
+    model = ipujax.onnx.load(stepping("limit"))
+    with pytest.raises(TracedOperandError, match=r"node 'steps'.*collected values of Loop") as caught:
+        jax.jit(model)(model.params, X, np.array(2))
+    assert "load(max_sizes={'rows': n})" in str(caught.value)
+    bounded = ipujax.onnx.load(stepping("limit"), max_sizes={"rows": 3})
+    y, rows = jax.jit(bounded)(bounded.params, X, np.array(2))
+    np.testing.assert_allclose(y, X[:2].sum())
+    np.testing.assert_allclose(rows, [1, -1, 0])
+
+
+def test_while_that_counts_too_far_is_not_counted():
+    model = ipujax.onnx.load(stepping("limit"), static={"limit": np.array(2**31 - 1)})
+    with pytest.raises(TracedOperandError, match="collected values of Loop"):
+        jax.jit(model)(model.params, X)
+
+
 def growing():
     """Return a loop that appends i·x to a sequence, and the sequence as one tensor."""
     nodes = [
