@@ -17,12 +17,13 @@ from ipujax.runtime.tensor import element_bytes
 
 # Dynamic slice and update slice, supervisor form, "1d".
 _SLICE_SUPERVISOR_CYCLES = 14
-_SLICE_WORKER_CYCLES = 39
-_SLICE_ROW_CYCLES = 24
+_SLICE_WORKER_CYCLES, _SLICE_ROW_CYCLES = 39, 24
+_BYTES_SLICE_WORKER_CYCLES, _BYTES_SLICE_ROW_CYCLES = 76, 72
 # The form of one worker, "2d": a vertex with one region, and a row of it; floats are loaded and stored at once.
 _REGION_CYCLES = 23 + 13
 _REGION_ROW_CYCLES = 31
 _REGION_FLOAT_ROW_CYCLES = 29
+_REGION_BYTES_ROW_CYCLES = 50
 # multiSlice, and multiUpdate without an operation: one index in range copies a row, others cost the comparison only.
 _COPY_WORKER_CYCLES = 30
 _COPY_IN_RANGE_CYCLES = 19
@@ -44,20 +45,27 @@ def vectors(elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
 
 def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
     """Tile cycles of copying rows of contiguous elements from or to a dynamic index of a tensor; int64 arrays."""
-    copies = -(-vectors(row_elements, dtype, target) // target.worker_contexts)
-    loop = (_SLICE_ROW_CYCLES + whole_cycles(_access_cycles(1, target) * copies)) * rows
-    workers = issue_round_cycles(target) * (_SLICE_WORKER_CYCLES + loop)
+    start, row_start = _SLICE_WORKER_CYCLES, _SLICE_ROW_CYCLES
+    units = vectors(row_elements, dtype, target)
+    if element_bytes(dtype) == 1:  # copied by words
+        start, row_start = _BYTES_SLICE_WORKER_CYCLES, _BYTES_SLICE_ROW_CYCLES
+        units = -(-row_elements // WORD_BYTES)
+    loop = (row_start + whole_cycles(_access_cycles(1, target) * -(-units // target.worker_contexts))) * rows
+    workers = issue_round_cycles(target) * (start + loop)
     return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers
 
 
 def region_slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
     """Worker cycles of copying rows as `slice_cycles` does, by one worker alone; int64 arrays."""
+    units = vectors(row_elements, dtype, target)
     if element_bytes(dtype) == 4:
         vector = larger(load_cycles(target.vector_width_bytes, target), store_cycles(target.vector_width_bytes, target))
         row_cycles = _REGION_FLOAT_ROW_CYCLES
+    elif element_bytes(dtype) == 1:
+        vector, row_cycles, units = _access_cycles(1, target), _REGION_BYTES_ROW_CYCLES, -(-row_elements // WORD_BYTES)
     else:
         vector, row_cycles = _access_cycles(1, target), _REGION_ROW_CYCLES
-    row = row_cycles + whole_cycles(vector * vectors(row_elements, dtype, target))
+    row = row_cycles + whole_cycles(vector * units)
     cycles: np.ndarray = _REGION_CYCLES + row * rows
     return cycles
 

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles, scatter_cycles
+from ipujax.lowering.popops.indexing.indexing_cycles import (
+    gather_cycles,
+    region_slice_cycles,
+    scatter_cycles,
+    slice_cycles,
+)
 from ipujax.lowering.popops.indexing.pooling_cycles import pooling_cycles
 from ipujax.lowering.popops.maps.rows import _compare_swap_cycles
 from ipujax.lowering.popops.reductions.arg_reduce import _rows_search_cycles
@@ -42,6 +47,13 @@ def count(n: float) -> np.ndarray:
 def test_gathers_copy_by_words(lookups: int, elements: int, dtype: Any, worker: int) -> None:
     cycles = gather_cycles(count(lookups), count(1.0), count(elements), dtype, MK2)
     assert cycles == LAUNCH + WORKERS * worker
+
+
+def test_slices_of_bytes() -> None:
+    """popops/popopsCycleEstimators.cpp, getDynamicSlice1DEstimate and DynamicSlice2D: is8bit."""
+    shared = slice_cycles(count(5), count(240), np.int8, MK2)
+    assert shared == 11 + 14 + WORKERS * (76 + (72 + 2 * 10) * 5)
+    assert region_slice_cycles(count(5), count(240), np.int8, MK2) == pytest.approx(27 + (50 + 2 * 60) * 5 + 13, abs=4)
 
 
 @pytest.mark.parametrize(
