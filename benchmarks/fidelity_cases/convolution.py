@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+
 from fidelity_cases.case import Bar, Ends, Family, Row, errors, interval_of, profile_of
 from ipujax import poplar, poplin
-from ipujax.poplar.program import Copy, Program, Repeat, Sequence
+from ipujax.poplar.program import Copy, Execute, Program, Repeat, Sequence
 
 _STEPS = 200
 _CHANNELS = 4
@@ -20,8 +22,37 @@ _PUBLISHED = {
 _TYPES = {"half": poplar.HALF, "float": poplar.FLOAT}
 
 
+class PutSupervisorCSR(poplar.Vertex):
+    """A control register of the tile, here a variable: a load, a `put` and a return."""
+
+    register: poplar.Output[poplar.UNSIGNED_INT]
+    language = "assembly"
+
+    def compute():
+        return jnp.uint32(0)
+
+    def cycles(shapes, target):
+        return 3
+
+
+def set_floating_point_behaviour(graph: poplar.Graph, prog: Sequence) -> None:
+    """Adds a compute set of a vertex on each tile, as the function of that name of Poplar does.
+
+    Source: poplibs, which had it until 5e41cbe3: `lib/popsys/CSRFunctions.cpp` and `codelets/PutCSR.S`.
+    """
+    graph.add_codelets(PutSupervisorCSR)
+    tiles = graph.get_target().get_num_tiles()
+    registers = graph.add_variable(poplar.UNSIGNED_INT, [tiles], "FP_ICTL")
+    compute_set = graph.add_compute_set("setFloatingPointBehaviour")
+    for tile in range(tiles):
+        graph.set_tile_mapping(registers[tile], tile)
+        vertex = graph.add_vertex(compute_set, "PutSupervisorCSR", {"register": registers[tile]})
+        graph.set_tile_mapping(vertex, tile)
+    prog.add(Execute(compute_set))
+
+
 def program(target: poplar.Target, columns: int, rows: int, name: str) -> tuple[poplar.Graph, Program]:
-    """One step: the convolution, and the copy of its result to the picture."""
+    """One step: the floating-point behaviour, the convolution, and the copy of its result to the picture."""
     graph = poplar.Graph(target)
     window = {"kernel_shape": (3, 3), "padding_lower": (1, 1), "padding_upper": (1, 1)}
     params = poplin.ConvParams(
@@ -35,6 +66,7 @@ def program(target: poplar.Target, columns: int, rows: int, name: str) -> tuple[
     picture = poplin.create_input(graph, params)
     weights = poplin.create_weights(graph, params)
     step = Sequence()
+    set_floating_point_behaviour(graph, step)
     step.add(Copy(poplin.convolution(graph, picture, weights, params, step), picture))
     return graph, step
 
@@ -59,8 +91,7 @@ def family() -> Family:
         "by its cycle counter (reference B5)."
     )
     how = (
-        "`poplin.create_input`, `create_weights` and `convolution` of 4 channels to 4, and a copy of the result to the "
-        "picture. Left out is `setFloatingPointBehaviour`, which the source has in each step: a superstep of all "
-        "tiles at least, whose cycles are not published. Nothing is fitted to these rows."
+        "`setFloatingPointBehaviour`, a vertex on each tile; `poplin.create_input`, `create_weights` and `convolution` "
+        "of 4 channels to 4; and a copy of the result to the picture. Nothing is fitted to these rows."
     )
     return Family("Convolution 3 × 3 on one Mk1", source, how, rows, (bar,))

@@ -56,7 +56,7 @@ FORMULAS = {
     "slice": lambda t: slice_cycles(np.asarray(5), SIZES, np.float16, t),
     "slice of one worker": lambda t: region_slice_cycles(np.asarray(5), SIZES, np.float32, t),
     "gather": lambda t: gather_cycles(SIZES, np.asarray(0.5), np.asarray(40), np.float32, t),
-    "scatter": lambda t: scatter_cycles("add", SIZES, np.asarray(0.5), np.asarray(40), np.float32, t),
+    "scatter": lambda t: scatter_cycles("add", SIZES, np.asarray(0.5), np.asarray(9), np.asarray(40), np.float32, t),
     "AMP, 1 x 1": lambda t: amp_1x1_cycles(t, "float", SIZES, 32, 32),
     "AMP, 1 x 1, of one row": lambda t: amp_1x1_cycles(t, "half", np.asarray(1), SIZES, 16),
     "AMP, 3 x 3": lambda t: amp_nx1_cycles(t, "half", SIZES, np.asarray(1), (np.asarray(3), np.asarray(3)), 16, 16),

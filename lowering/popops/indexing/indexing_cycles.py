@@ -1,7 +1,8 @@
 """Cycle costs of slices, gathers and scatters on one tile.
 
 Source: poplibs `popops/popopsCycleEstimators.cpp` and `popops/PerformanceEstimation.cpp` (reference machine.md A4,
-§1.3).
+§1.3); `popops/DynamicSlice.cpp`, `updateFirstStageComputeCycles`, for how the workers of a scatter share a table;
+`popops/codelets/asm/SliceCopyFunction.S` and `MultiUpdateOp.S` for what a loop loads and stores at once.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from ipujax.runtime.tensor import element_bytes
 
 # Dynamic slice and update slice, supervisor form, "1d".
 _SLICE_SUPERVISOR_CYCLES = 14
-_SLICE_WORKER_CYCLES = 39
-_SLICE_ROW_CYCLES = 24
+_SLICE_WORKER_CYCLES, _SLICE_ROW_CYCLES = 39, 24
+_BYTES_SLICE_WORKER_CYCLES, _BYTES_SLICE_ROW_CYCLES = 76, 72
 # The form of one worker, "2d": a vertex with one region, and a row of it; floats are loaded and stored at once.
 _REGION_CYCLES = 23 + 13
 _REGION_ROW_CYCLES = 31
 _REGION_FLOAT_ROW_CYCLES = 29
-# multiSlice: one index in range copies a row, one out of range costs the comparison only.
-_GATHER_WORKER_CYCLES = 30
-_GATHER_IN_RANGE_CYCLES = 19
-_GATHER_OUT_OF_RANGE_CYCLES = 8
-# multiUpdate with an operation: an atom of the table and one of the update are loaded, and the result is stored.
-_SCATTER_WORKER_CYCLES = 33
-_SCATTER_IN_RANGE_CYCLES = 12
+_REGION_BYTES_ROW_CYCLES = 50
+# multiSlice, and multiUpdate without an operation: one index in range copies a row, others cost the comparison only.
+_COPY_WORKER_CYCLES = 30
+_COPY_IN_RANGE_CYCLES = 19
+_COPY_OUT_OF_RANGE_CYCLES = 8
+# multiUpdate with an operation: an atom of the table and one of the update are loaded, and the result is stored. Of
+# elements of a word and of less: a worker, an index in range beside its atoms, and rows that have a loop of their own.
+_SCATTER_WORKER_CYCLES = 38, 37
+_SCATTER_IN_RANGE_CYCLES = 8, 10
+_SCATTER_SHORT_ROWS = {2: 8, 4: 16}, {2: 9}  # words of a row, and cycles of an index in range
 _SCATTER_OUT_OF_RANGE_CYCLES = 5
+_SUB_WORD_CYCLES = 20  # of an element of an update whose row is no whole number of words
+WORD_BYTES = 4  # the least that a tile stores
 
 
 def vectors(elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
@@ -39,20 +45,27 @@ def vectors(elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
 
 def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
     """Tile cycles of copying rows of contiguous elements from or to a dynamic index of a tensor; int64 arrays."""
-    copies = -(-vectors(row_elements, dtype, target) // target.worker_contexts)
-    loop = (_SLICE_ROW_CYCLES + whole_cycles(_access_cycles(1, target) * copies)) * rows
-    workers = issue_round_cycles(target) * (_SLICE_WORKER_CYCLES + loop)
+    start, row_start = _SLICE_WORKER_CYCLES, _SLICE_ROW_CYCLES
+    units = vectors(row_elements, dtype, target)
+    if element_bytes(dtype) == 1:  # copied by words
+        start, row_start = _BYTES_SLICE_WORKER_CYCLES, _BYTES_SLICE_ROW_CYCLES
+        units = -(-row_elements // WORD_BYTES)
+    loop = (row_start + whole_cycles(_access_cycles(1, target) * -(-units // target.worker_contexts))) * rows
+    workers = issue_round_cycles(target) * (start + loop)
     return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers
 
 
 def region_slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
     """Worker cycles of copying rows as `slice_cycles` does, by one worker alone; int64 arrays."""
+    units = vectors(row_elements, dtype, target)
     if element_bytes(dtype) == 4:
         vector = larger(load_cycles(target.vector_width_bytes, target), store_cycles(target.vector_width_bytes, target))
         row_cycles = _REGION_FLOAT_ROW_CYCLES
+    elif element_bytes(dtype) == 1:
+        vector, row_cycles, units = _access_cycles(1, target), _REGION_BYTES_ROW_CYCLES, -(-row_elements // WORD_BYTES)
     else:
         vector, row_cycles = _access_cycles(1, target), _REGION_ROW_CYCLES
-    row = row_cycles + whole_cycles(vector * vectors(row_elements, dtype, target))
+    row = row_cycles + whole_cycles(vector * units)
     cycles: np.ndarray = _REGION_CYCLES + row * rows
     return cycles
 
@@ -68,6 +81,8 @@ def gather_cycles(
 ) -> np.ndarray:
     """Tile cycles of a vertex that copies the rows of its block of a table to which its indices point.
 
+    Workers share the look-ups; the row of a single one, if it is whole words.
+
     Args:
         lookups: number of look-ups that the tile goes through.
         share: expected part of the look-ups that fall in the tile's rows and so are copied: of uniform indices, the
@@ -76,36 +91,71 @@ def gather_cycles(
         dtype: their dtype.
         target: the machine.
     """
-    copying = whole_cycles(_access_cycles(1, target) * vectors(row_elements, dtype, target))
-    hit_cycles = _GATHER_IN_RANGE_CYCLES + copying
-    return _lookup_cycles(_GATHER_WORKER_CYCLES, hit_cycles, _GATHER_OUT_OF_RANGE_CYCLES, lookups, share, target)
+    worker_lookups = -(-lookups // target.worker_contexts)
+    hits = np.ceil(worker_lookups * share).astype(np.int64)
+    return _copying_cycles(lookups, worker_lookups, hits, row_elements, dtype, target)
 
 
 def scatter_cycles(
-    kind: Kind, lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
+    kind: Kind,
+    lookups: np.ndarray,
+    share: np.ndarray,
+    rows: np.ndarray,
+    row_elements: np.ndarray,
+    dtype: Any,
+    target: Target,
+    *,
+    in_words: bool = True,
 ) -> np.ndarray:
     """Tile cycles of a vertex that combines updates with the rows of its block of a table to which indices point.
 
+    Workers share the rows of the block, so that no two write one: each goes through the indices of all updates.
+
     Args:
-        kind: kind of the operation that combines them.
+        kind: kind of the operation that combines them; "move" for updates that replace the rows.
         lookups: number of updates that the tile goes through.
         share: expected part of them that fall in the tile's rows.
+        rows: rows of the block.
         row_elements: elements of an update.
         dtype: their dtype.
         target: the machine.
+        in_words: whether a row is combined by the word, else by the element, in C++, as rows of half a word must be.
     """
+    rows = np.maximum(rows, 1)
+    hits = np.ceil(lookups * share * -(-rows // target.worker_contexts) / rows).astype(np.int64)
+    if kind == "move":
+        return _copying_cycles(lookups, lookups, hits, row_elements, dtype, target)
     emulated = emulation(dtype, kind, target)
-    atoms = vectors(row_elements, dtype, target)
-    updating = whole_cycles(_access_cycles(2, target) * emulated.factor * atoms)
-    hit_cycles = _SCATTER_IN_RANGE_CYCLES + updating + emulated.cast_cycles * row_elements
-    return _lookup_cycles(_SCATTER_WORKER_CYCLES, hit_cycles, _SCATTER_OUT_OF_RANGE_CYCLES, lookups, share, target)
+    narrow = element_bytes(dtype) < WORD_BYTES
+    words = -(-row_elements * element_bytes(dtype) // WORD_BYTES)
+    by_word = whole_cycles(_access_cycles(2, target) * emulated.factor * words)
+    hit_cycles = _SCATTER_IN_RANGE_CYCLES[narrow] + (by_word if in_words else _SUB_WORD_CYCLES * row_elements)
+    for short, cycles in _SCATTER_SHORT_ROWS[narrow].items() if in_words and emulated.factor == 1 else ():
+        hit_cycles = np.where(words == short, cycles, hit_cycles)
+    hit_cycles = hit_cycles + emulated.cast_cycles * row_elements
+    worker = _SCATTER_WORKER_CYCLES[narrow] + hits * hit_cycles + (lookups - hits) * _SCATTER_OUT_OF_RANGE_CYCLES
+    return np.asanyarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * worker)
 
 
-def _lookup_cycles(
-    start_cycles: int, hit_cycles: np.ndarray, miss_cycles: int, lookups: np.ndarray, share: np.ndarray, target: Target
+def _copying_cycles(
+    lookups: np.ndarray,
+    worker_lookups: np.ndarray,
+    hits: np.ndarray,
+    row_elements: np.ndarray,
+    dtype: Any,
+    target: Target,
 ) -> np.ndarray:
-    """Tile cycles of workers that share look-ups, of which a share hits rows of the tile."""
-    worker_lookups = -(-lookups // target.worker_contexts)
-    hits = np.ceil(worker_lookups * share).astype(np.int64)
-    loop = start_cycles + hits * hit_cycles + (worker_lookups - hits) * miss_cycles
-    return np.asanyarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * loop)
+    """Tile cycles of copying rows between a block of a table and look-ups; arguments as of `gather_cycles`.
+
+    Of the look-ups of the tile a worker goes through `worker_lookups`, `hits` of which are in its rows.
+    """
+    width = element_bytes(dtype)
+    # Elements of less than a word are copied a word at a time, of one byte with an instruction more.
+    unit_bytes = target.vector_width_bytes if width >= WORD_BYTES else WORD_BYTES
+    units = -(-row_elements * width // unit_bytes)
+    is_shared = (lookups == 1) & (row_elements * width % WORD_BYTES == 0)
+    units = np.where(is_shared, -(-units // target.worker_contexts), units)
+    copying = whole_cycles((_access_cycles(1, target) + (width == 1)) * units)
+    loop = hits * (_COPY_IN_RANGE_CYCLES + copying) + (worker_lookups - hits) * _COPY_OUT_OF_RANGE_CYCLES
+    worker = _COPY_WORKER_CYCLES + np.where(is_shared, _COPY_IN_RANGE_CYCLES + copying, loop)
+    return np.asanyarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * worker)

@@ -6,7 +6,7 @@ Source: cycles from `indexing_cycles`; filling a table with a constant is a vect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -20,12 +20,12 @@ from jax import lax
 from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.indexing.before_writing import computed_before_writing
 from ipujax.lowering.popops.indexing.gather import Mode, signed
-from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles
+from ipujax.lowering.popops.indexing.indexing_cycles import WORD_BYTES, scatter_cycles
 from ipujax.lowering.popops.vertices.emulation import Kind
 from ipujax.lowering.popops.vertices.kernel import Frozen, thawed
 from ipujax.lowering.popops.vertices.reducers import comparison_of
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, SlowPath, SlowReason
 from ipujax.runtime.target import Target, store_cycles, whole_cycles
 from ipujax.runtime.tensor import dtype_name, element_bytes
 
@@ -178,7 +178,8 @@ def scatter_codelet(
         moves=spec.kind == "scatter" and spec.function is None,
         compares=comparison_of(SCATTER_MONOIDS.get(spec.kind, "")),
         flops=partial(_update_flops, spec),
-        parts=_lookups_in_block,
+        parts=partial(_rows_in_block, spec),
+        slow_paths=partial(_slow_paths, spec, dtype),
     )
 
 
@@ -268,18 +269,49 @@ def _update_cycles(spec: ScatterSpec, dtype: Any, is_part: bool, shapes: BlockSh
         shapes: lengths of the block of each field; the last three are indices, updates and the table's block.
         target: the machine.
     """
+    cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), *_work(spec, shapes), dtype, target)
+    filled_bytes = total_elements(shapes[-1]) * element_bytes(dtype)
+    return cycles + whole_cycles(store_cycles(filled_bytes, target)) if is_part else cycles
+
+
+class _Work(NamedTuple):
+    """Arguments of `scatter_cycles` of a vertex: look-ups, the share in its block, and rows and their elements."""
+
+    lookups: np.ndarray
+    share: np.ndarray
+    rows: np.ndarray
+    row_elements: np.ndarray
+
+
+def _work(spec: ScatterSpec, shapes: BlockShapes) -> _Work:
+    """Work of a scatter vertex, from the lengths of its blocks."""
     indices, updates, table = shapes[-3:]
     sizes = spec.update_sizes()
     lookups = total_elements(indices[:-1])
     share = np.ones(())  # expected part of the look-ups that fall in the block
+    rows = np.ones((), np.int64)  # of the block, an update's worth each
     row_elements = -(-total_elements(updates) // np.maximum(lookups, 1))
     for d in spec.indexed:
         # An update that begins before the block may reach into it.
         share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
+        rows = rows * -(-table[d] // sizes[d])
         row_elements = np.ceil(row_elements * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
-    cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row_elements, dtype, target)
-    filled_bytes = total_elements(table) * element_bytes(dtype)
-    return cycles + whole_cycles(store_cycles(filled_bytes, target)) if is_part else cycles
+    return _Work(lookups, share, rows, row_elements)
+
+
+def _slow_paths(
+    spec: ScatterSpec, dtype: Any, shapes: BlockShapes, _repetitions: object, target: Target
+) -> Sequence[SlowPath]:
+    """Slow path of updates whose rows are no whole words: PopLibs combines these in C++, see `Codelet.slow_paths`."""
+    kind = _KINDS.get(spec.kind, "add")
+    work = _work(spec, shapes)
+    odd_rows = work.row_elements[work.row_elements * element_bytes(dtype) % WORD_BYTES > 0]
+    if kind == "move" or not odd_rows.size:
+        return []
+    by_word, by_element = (scatter_cycles(kind, *work, dtype, target, in_words=words) for words in (True, False))
+    reason = SlowReason("C++", int(odd_rows.min()), WORD_BYTES // element_bytes(dtype))
+    is_odd = work.row_elements * element_bytes(dtype) % WORD_BYTES > 0
+    return [SlowPath(reason, np.where(is_odd, np.maximum(0, by_element - by_word), 0))]
 
 
 def _update_flops(spec: ScatterSpec, shapes: BlockShapes) -> np.ndarray:
@@ -289,6 +321,6 @@ def _update_flops(spec: ScatterSpec, shapes: BlockShapes) -> np.ndarray:
     return total_elements(updates) * in_block // prod(spec.table_shape[d] for d in spec.indexed)
 
 
-def _lookups_in_block(shapes: BlockShapes, target: Target) -> np.ndarray:
-    del target
-    return total_elements(shapes[-3][:-1])
+def _rows_in_block(spec: ScatterSpec, shapes: BlockShapes, _target: Target) -> np.ndarray:
+    """Rows of the table, which the workers of a vertex share."""
+    return _work(spec, shapes).rows

@@ -5,8 +5,7 @@ the codelet pads. The gradient is cut into cells of one stride, in each of which
 all windows that cover one of its elements and all elements that these cover, so that each tile alone decides the
 elements they select. The partition is the one of least cost.
 
-Source of the costs: poplibs `popnn` pooling is a reduction of window elements a result, at the cost of a strided
-reduction (reference machine.md §1.3); that it reaches that rate is assumed.
+Source of the costs: `pooling_cycles`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr
-from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order, total_elements
+from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order
 from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.grid_cost import FieldUse, Span, Work, spans
 from ipujax.lowering.layout.place import (
@@ -36,9 +35,14 @@ from ipujax.lowering.layout.place import (
     tile_grid,
     whole_axis,
 )
+from ipujax.lowering.popops.indexing.pooling_cycles import (
+    GRADIENT_CYCLES,
+    POOLING_CYCLES,
+    pooling_cycles,
+    rows_of_vectors,
+)
 from ipujax.lowering.popops.indexing.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
 from ipujax.lowering.popops.vertices.reducers import comparison_of
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
@@ -210,17 +214,17 @@ def _window_codelet(
     """
     # One result an operand, with a start each; without starts one, of the last operand: the others select its elements.
     out_dtypes = start_dtypes or dtypes[-1:]
-    depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)  # elements that are reduced to one
+    depth = prod(windows.sizes) * len(dtypes)  # elements that are reduced to one
 
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
         results = reducer(*blocks, replace(windows, padding=tuple(pads[0])))
         return tuple(results) if isinstance(results, list | tuple) else results
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return reduce_cycles(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
+        return pooling_cycles(dtypes[-1], windows.sizes, shapes[-1], depth, POOLING_CYCLES, target)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return reduce_parts(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
+        return rows_of_vectors(dtypes[-1], windows.sizes, shapes[-1], target)
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *start_dtypes))]
     fields += [Field(f"out{n}" if n else "out", "out", dtype) for n, dtype in enumerate(out_dtypes)]
@@ -347,12 +351,10 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     """
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
-        compare = reduce_cycles("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
-        return compare + reduce_cycles("add", dtype, total_elements(shapes[-1]), np.asarray(2), target)
+        return pooling_cycles(dtype, windows.sizes, shapes[0], prod(windows.sizes), GRADIENT_CYCLES, target)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return reduce_parts("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
+        return rows_of_vectors(dtype, windows.sizes, shapes[0], target)
 
     fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if has_start else []))]
     fields.append(Field("out", "out", dtype))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -49,11 +50,12 @@ CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
 }
 _WORKER_START_CYCLES = 20  # assumed, as of a reduction
 _SORT_SUPERVISOR_CYCLES = 19
-_SORT_WORKER_CYCLES = 23
-# A pair of float keys without values, with values, and with a second key that decides between equal ones.
-_COMPARE_SWAP_KEYS_CYCLES = 13
-_COMPARE_SWAP_CYCLES = 11
-_COMPARE_SWAP_SECOND_KEY_CYCLES = 26
+# Cycles of a worker before a stage, and of each pair that it compares and swaps; by float and integer keys.
+_COMPARE_SWAP = {
+    "keys": ((60, 13), (67, 12)),
+    "values": ((35, 11), (78, 17)),  # beside the keys
+    "second key": ((81, 25), (86, 27)),  # which decides between equal ones
+}
 _SWAP_CYCLES = 4  # of one more tensor, assumed: two loads and two stores
 
 
@@ -239,8 +241,9 @@ def _sort_codelet(
         stages = levels if has_sorted_halves else levels * (levels + 1) // 2
         pairs = -(-rows * -(-length // 2) // target.worker_contexts)  # of a stage, for a worker
         compared = [emulation(dtype, "add", target) for dtype in dtypes[:num_keys]]
-        pair = max(x.factor * _compare_swap_cycles(keys, len(dtypes)) + x.cast_cycles for x in compared)
-        stage = _SORT_SUPERVISOR_CYCLES + issue_round_cycles(target) * (_SORT_WORKER_CYCLES + pairs * pair)
+        start, compare_swap = _compare_swap_cycles(keys, len(dtypes), dtypes[0])
+        pair = max(x.factor * compare_swap + x.cast_cycles for x in compared)
+        stage = _SORT_SUPERVISOR_CYCLES + issue_round_cycles(target) * (start + pairs * pair)
         return target.supervisor_overhead_cycles + stages * stage
 
     def comparisons(shapes: BlockShapes) -> np.ndarray:
@@ -266,12 +269,11 @@ def _sort_codelet(
     )
 
 
-def _compare_swap_cycles(keys: int, tensors: int) -> int:
-    """Cycles of a worker to compare one pair of elements and to swap them in a number of tensors."""
-    if tensors == 1:
-        return _COMPARE_SWAP_KEYS_CYCLES
-    compare = _COMPARE_SWAP_CYCLES if keys == 1 else _COMPARE_SWAP_SECOND_KEY_CYCLES
-    return compare + _SWAP_CYCLES * (tensors - 2)
+def _compare_swap_cycles(keys: int, tensors: int, dtype: Any) -> tuple[int, int]:
+    """Cycles of a worker before a stage of a sort, and those to compare and swap a pair in a number of tensors."""
+    row = "keys" if tensors == 1 else "values" if keys == 1 else "second key"
+    start, pair = _COMPARE_SWAP[row][not jnp.issubdtype(dtype, jnp.inexact)]
+    return start, pair + _SWAP_CYCLES * max(0, tensors - 2)
 
 
 @remembered
@@ -288,7 +290,8 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         # halves the number of runs again and again: one more pass over the row (assumed).
         pairs = rows * (-(-length // 2) * (levels * (levels + 1) // 2) + length)
         emulated = emulation(dtype, "add", target)
-        pair = _COMPARE_SWAP_CYCLES * emulated.factor + emulated.cast_cycles
+        _, compare_swap = _compare_swap_cycles(1, 2, dtype)
+        pair = compare_swap * emulated.factor + emulated.cast_cycles
         # Workers share the pairs; where they are fewer than issue slots, the other slots are idle.
         return _SORT_SUPERVISOR_CYCLES + -(-pair * pairs * issue_round_cycles(target) // target.worker_contexts)
 

@@ -4,7 +4,8 @@ Where the dimension that is searched is cut, each tile finds the best value of i
 second compute set picks among these pairs. The first of equal values wins and NaN beats all, in each stage and so in
 all, as in `lax.argmax`. The partition is the one of least cost of both.
 
-The cost is twice that of the reduction to the value (assumed: value and index advance together).
+Source of the cycles: poplibs `popnn/popnnCycleEstimators.cpp`, `ReduceMaxClassGather`, whose workers share a row, and
+`ReduceMaxClassSparse`, which picks among pairs, a row a worker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
+from ipujax.lowering.popops.vertices.emulation import emulation
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import receive_cycles, superstep
 from ipujax.runtime.graph import (
@@ -37,10 +38,27 @@ from ipujax.runtime.graph import (
     block,
     element,
 )
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, element_bytes, even_cuts
 
-_PASSES = 2  # assumed: one for the value and one for the index
+
+class _Search(NamedTuple):
+    """Cycles of a worker that searches.
+
+    Args:
+        element: of an element.
+        shared_row: beside the loop, of workers that share a row.
+        own_row: beside the loop, of a worker with a row of its own.
+    """
+
+    element: int
+    shared_row: int
+    own_row: int
+
+
+_IN_ASSEMBLY, _COMPILED = _Search(3, 30, 27), _Search(6, 53, 29)  # of floats of up to 32 bits, and of other dtypes
+_SUPERVISOR_CYCLES = 9  # of a row
+_LEAST_SHARE = 32  # elements of a worker (`popnn/Loss.cpp`, `argMinMaxSplitFirstReduction`)
 
 
 class _Extreme(NamedTuple):
@@ -49,17 +67,15 @@ class _Extreme(NamedTuple):
     Args:
         search: index of the extreme element.
         reduce: the element itself.
-        monoid: monoid of that reduction, for its cost.
     """
 
     search: Callable[..., jax.Array]
     reduce: Callable[..., jax.Array]
-    monoid: str
 
 
 _EXTREMES = {
-    "argmax": _Extreme(lax.argmax, lax.reduce_max, "max"),
-    "argmin": _Extreme(lax.argmin, lax.reduce_min, "min"),
+    "argmax": _Extreme(lax.argmax, lax.reduce_max),
+    "argmin": _Extreme(lax.argmin, lax.reduce_min),
 }
 
 
@@ -86,7 +102,7 @@ def arg_reduce(builder: Builder, x: Tensor, axis: int, kind: str, index_dtype: A
         place_operand(builder.graph, x, read, placement)
         return _add_search(builder, x, axis, placement, kind, index_dtype)
 
-    pick_cost = _PickCost(axis, x.dtype, index_dtype, kind)
+    pick_cost = _PickCost(axis, x.dtype, index_dtype)
     placement = choose(builder.graph, x.shape, range(x.ndim), work, [x], add, cost_after=pick_cost)
     return add(builder, placement)
 
@@ -156,7 +172,6 @@ class _PickCost:
     axis: int
     dtype: Any
     index_dtype: Any
-    kind: str
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
         """Cycles that a candidate grid adds by cutting the searched dimension; 0 where it does not.
@@ -173,7 +188,7 @@ class _PickCost:
         # Results of the largest block.
         size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
-        compute = _PASSES * reduce_cycles(_EXTREMES[self.kind].monoid, self.dtype, size, blocks, target)
+        compute = _rows_search_cycles(self.dtype, size, blocks, target, rows_of_workers=True)
         # The first pair of each result is on the tile already; no two tiles receive the same pairs.
         payload = sum(
             receive_cycles((blocks - 1) * size * width, shared_bytes=0, receives=blocks - 1, target=target)
@@ -189,16 +204,38 @@ class _PickCost:
         return np.where(blocks > 1, step.total_cycles, 0.0)
 
 
-def _search_cycles(kind: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+def _search_cycles(rows_of_workers: bool, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
     lengths = shapes[0]
     outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
-    return _PASSES * reduce_cycles(_EXTREMES[kind].monoid, dtype, outputs, lengths[axis], target)
+    return _rows_search_cycles(dtype, outputs, lengths[axis], target, rows_of_workers=rows_of_workers)
 
 
-def _search_parts(kind: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+def _rows_search_cycles(
+    dtype: Any, rows: np.ndarray, length: np.ndarray, target: Target, *, rows_of_workers: bool
+) -> np.ndarray:
+    """Tile cycles to search rows of a length: each worker has rows of its own, else all share one row after another."""
+    emulated = emulation(dtype, "add", target)
+    search = _IN_ASSEMBLY if emulated.width in ("float", "half") else _COMPILED
+    element = search.element * emulated.factor + emulated.cast_cycles
+    round_cycles = issue_round_cycles(target)
+    if rows_of_workers:
+        worker = -(-rows // target.worker_contexts) * (search.own_row + element * np.maximum(length - 1, 0))
+        return np.asarray(target.supervisor_overhead_cycles + round_cycles * worker)
+    share = _share(length, target)
+    row = _SUPERVISOR_CYCLES + round_cycles * (search.shared_row + element * np.maximum(share - 1, 0))
+    return np.asarray(target.supervisor_overhead_cycles + rows * row)
+
+
+def _share(length: np.ndarray, target: Target) -> np.ndarray:
+    """Elements of a worker of those that share a row."""
+    return np.minimum(length, np.maximum(_LEAST_SHARE, -(-length // target.worker_contexts)))
+
+
+def _search_parts(rows_of_workers: bool, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
     lengths = shapes[0]
-    outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
-    return reduce_parts(_EXTREMES[kind].monoid, dtype, outputs, lengths[axis], target)
+    if rows_of_workers:
+        return total_elements([n for d, n in enumerate(lengths) if d != axis])
+    return np.asarray(-(-lengths[axis] // np.maximum(1, _share(lengths[axis], target))))
 
 
 @remembered
@@ -212,7 +249,7 @@ def _search_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
     def compute(x: jax.Array) -> jax.Array:
         return search(x, axis, index_dtype)
 
-    cycles, parts = (partial(formula, kind, dtype, axis) for formula in (_search_cycles, _search_parts))
+    cycles, parts = partial(_search_cycles, False, dtype, axis), partial(_search_parts, False, axis)
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
     title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=500, compares="order", parts=parts)
@@ -231,7 +268,7 @@ def _pair_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet
         index = extreme.search(x, axis, index_dtype)
         return extreme.reduce(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
 
-    cycles, parts = (partial(formula, kind, dtype, axis) for formula in (_search_cycles, _search_parts))
+    cycles, parts = partial(_search_cycles, False, dtype, axis), partial(_search_parts, False, axis)
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
     title = f"popops::{kind.title()}Partials<{dtype_name(dtype)}>"
     return Codelet(
@@ -261,7 +298,7 @@ def _pick_codelet(kind: str, dtype: Any, index_dtype: Any) -> Codelet:
         best = search(values, 0, np.dtype(np.int32))  # number of the block
         return jnp.take_along_axis(indices, best[None], 0)[0]
 
-    cycles, parts = (partial(formula, kind, dtype, 0) for formula in (_search_cycles, _search_parts))
+    cycles, parts = partial(_search_cycles, True, dtype, 0), partial(_search_parts, True, 0)
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
     title = f"popops::{kind.title()}Pick<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, state_bytes=28, code_bytes=500, compares="order", parts=parts)

@@ -150,8 +150,24 @@ OP_COSTS: dict[str, OpCost] = {
 ROW_START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop
 _UNARY_SUPERVISOR_CYCLES = 9
 _WIDTH_BYTES: dict[Width, int] = {"double": 8, "float": 4, "int": 4, "half": 2, "byte": 1}
-# In add, sub, mul and bitwise operations a scalar operand is loaded once, not in every iteration.
+# In these operations a scalar operand is loaded once, not in every iteration.
 _SCALAR_SAVING_CYCLES = 1
+_SAVES_A_LOAD = (_ARITHMETIC, _BITWISE, _SHIFT)
+# Others by a scalar (`broadcastOpPerfInfo`).
+_LESS_THAN_SCALAR = OpCost((12, 4), (8, 4), (16, 4))
+_LESS_OR_EQUAL_SCALAR = OpCost((12, 4), (8, 4), (20, 4))
+_BY_SCALAR = {
+    "div": OpCost((6, 2), (16, 4), (277, 1)),
+    "rem": OpCost((93, 2), (225, 4), (280, 1)),
+    "max": OpCost((3, 2), (3, 4), (6, 1)),
+    "min": OpCost((3, 2), (3, 4), (6, 1)),
+    "lt": _LESS_THAN_SCALAR,
+    "gt": _LESS_THAN_SCALAR,
+    "le": _LESS_OR_EQUAL_SCALAR,
+    "ge": _LESS_OR_EQUAL_SCALAR,
+    "eq": OpCost((12, 4), (8, 4), (16, 4), (14, 4)),
+    "ne": OpCost((18, 4), (10, 4), (16, 4), (4, 4)),
+}
 
 
 def elementwise_cycles(
@@ -188,10 +204,11 @@ def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, t
     """
     # A dtype that the machine lacks is computed as another one, `width`, in `factor` times the instructions, and cast.
     emulated = emulation(dtype, kind_of(op), target)
-    cost = OP_COSTS[op]
+    by_scalar = immediates > 0 and operands > 0
+    cost = _BY_SCALAR.get(op, OP_COSTS[op]) if by_scalar else OP_COSTS[op]
     cycles, vector = cost.iteration(emulated.width)
-    if immediates > 0 and operands > 0 and cost in (_ARITHMETIC, _BITWISE):
-        cycles -= _SCALAR_SAVING_CYCLES  # a scalar is loaded before the loop
+    if by_scalar and cost in _SAVES_A_LOAD:
+        cycles -= _SCALAR_SAVING_CYCLES
     accesses = ceil_div(vector * _WIDTH_BYTES[emulated.width], VECTOR_BYTES)
     cycles_by_rate = _at_port_rates(cycles, operands * accesses, accesses, target)
     return emulated.factor * cycles_by_rate + emulated.cast_cycles * vector, vector

@@ -24,10 +24,13 @@ _OUTER_LOOP_CYCLES = 8  # 7 to 10 in the source
 _CONTINUOUS_OUTPUT_CYCLES = 12
 _CONTINUOUS_CYCLES = 17
 _LEAST_VECTOR_CYCLES = 0.5  # poplibs' accumulators take 128 bits, two vectors, in one instruction (f32v4acc, f16v8acc)
-# Cycles a vector beyond the accumulate instruction itself: integers and products have no fused accumulator (assumed).
+# Cycles a vector beyond the instruction that loads and combines it, of sums, and of largest and smallest numbers
+# (`popops/codelets/asm/ReductionSpecial3.S`, `ContinuousReductionNoAcc.S`): products are assumed to need one.
 # Poplibs combines look-ups of blocks of rows ("only") by adding them up.
-_EXTRA_CYCLES = {"add": 0, "only": 0, "signed_add": 0, "max": 2, "min": 2, "mul": 1, "and": 1, "or": 1, "xor": 1}
-_KINDS: dict[str, Kind] = {"mul": "multiply", "and": "move", "or": "move", "xor": "move"}
+_EXTRA_CYCLES = {"mul": 1}
+_LOGIC = frozenset(("and", "or", "xor"))
+_LOGIC_CYCLES = 25  # an element: a codelet in C++ (`getCyclesEstimateForReduce`); poplibs has it for booleans only
+_KINDS: dict[str, Kind] = {"mul": "multiply"}
 
 
 def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
@@ -89,8 +92,10 @@ def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, 
 
 def _vector_cycles(monoid: str, dtype: Any, vector: int, target: Target) -> Any:
     """Cycles of a worker to accumulate a vector of elements."""
+    if monoid in _LOGIC:
+        return _LOGIC_CYCLES * vector
     emulated = emulation(dtype, _KINDS.get(monoid, "add"), target)
-    extra = _EXTRA_CYCLES[monoid] + (1 if emulated.width in ("int", "byte", "double") else 0)
+    extra = _EXTRA_CYCLES.get(monoid, 0) + (1 if emulated.width in ("int", "byte", "double") else 0)
     loading = larger(_LEAST_VECTOR_CYCLES, load_cycles(target.vector_width_bytes, target))
     return emulated.factor * (loading + extra) + emulated.cast_cycles * vector
 

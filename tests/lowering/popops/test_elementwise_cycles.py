@@ -150,6 +150,26 @@ def test_scalar_operand_saves_its_load(op: str) -> None:
     np.testing.assert_array_equal(total, 11 + 6 * np.array([20, 20 + 5 * (1 + 1)]))
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype", "cycles", "vector"),
+    [
+        ("div", F32, 6, 2),
+        ("div", np.float16, 8, 2),
+        ("rem", F32, 93, 2),
+        ("max", np.float16, 3, 4),
+        ("lt", F32, 12, 4),
+        ("ge", np.int32, 20, 4),
+        ("ne", np.float16, 10, 4),
+        ("shift_left", np.int32, 6, 1),
+    ],
+)
+def test_operations_by_a_scalar(op: str, dtype: Any, cycles: int, vector: int) -> None:
+    """popops/popopsCycleEstimators.hpp, broadcastOpPerfInfo; popopsCycleEstimators.cpp, broadcastArithmetic1D…."""
+    elements = np.array([0, 4 * 6 * 5])
+    launch, total = elementwise_cycles(op, dtype, 1, 1, elements, small_target(1))
+    assert total - launch == 6 * 4 * 5 // vector * cycles
+
+
 POWERS: list[tuple[complex, Callable[..., Any]]] = [
     (-1.0, lambda x: 1 / x),
     (-0.5, jax.lax.rsqrt),

@@ -55,7 +55,7 @@ LARGE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
     "segment sum of halves": (
         partial(jax.ops.segment_sum, num_segments=1000),
         (Struct((1_000_000,), np.float16), Struct((1_000_000,), I32)),
-        1e7,
+        3.5e7,  # uncut: every worker goes through all indices, 5 cycles each (poplibs `getMultiUpdateOpCycleEstimate`)
     ),
     "histogram": (lambda v: jnp.histogram(v, 100, (0.0, 1.0))[0], (Struct((300_000,), F32),), 1e6),
     "bincount": (partial(jnp.bincount, length=256), (Struct((300_000,), I32),), 1e6),
