@@ -105,7 +105,7 @@ class Work:
         """Cycles on each grid, float[candidates]; an estimate where halos are read."""
         inner = self._lengths_of_inner_block(grids)
         computing = np.maximum(
-            self.compute_cycles(grids.lengths, target)
+            self._slowest_block_cycles(grids, target)
             + self._copy_cycles(grids, grids.lengths, target, has_neighbours=False),
             self.compute_cycles(inner, target) + self._copy_cycles(grids, inner, target, has_neighbours=True),
         )
@@ -125,6 +125,27 @@ class Work:
         """Cycles of one vertex on blocks of these lengths of the index space."""
         shapes = [tuple(span.lengths(lengths) for span in field.spans) for field in self.fields]
         return np.ceil(self.codelet.cycles(shapes, target))
+
+    def _slowest_block_cycles(self, grids: Grids, target: Target) -> np.ndarray:
+        """Cycles of the slowest vertex of each grid: of the longest blocks, or of shorter ones with slow paths.
+
+        Slow paths of repeated operands are left out: a grid does not tell how these are repeated.
+        """
+        cycles = self.compute_cycles(grids.lengths, target)
+        slow_paths = self.codelet.slow_paths
+        if slow_paths is None:
+            return cycles
+        # Blocks of a dimension differ by at most one element: a row may be whole words in one, and not in the next.
+        shorter = [
+            np.where(np.arange(len(grids.shape))[:, None] == d, grids.shape[d] // grids.blocks, grids.lengths)
+            for d in range(len(grids.shape))
+        ]
+        for lengths in (grids.lengths, *shorter):
+            shapes = [tuple(span.lengths(lengths) for span in field.spans) for field in self.fields]
+            if of_rows := slow_paths(shapes, [None] * len(self.fields), target):
+                slow = sum(path.cycles for path in of_rows)
+                cycles = np.maximum(cycles, np.where(slow > 0, self.compute_cycles(lengths, target) + slow, 0))
+        return cycles
 
     def _lengths_of_inner_block(self, grids: Grids) -> np.ndarray:
         """Lengths, int64[dimensions, grids], of the longest block with neighbours on both sides along halos.

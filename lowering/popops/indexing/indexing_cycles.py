@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.popops.vertices.elementwise_cycles import WIDTH_BYTES
 from ipujax.lowering.popops.vertices.emulation import Kind, emulation
 from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import element_bytes
@@ -127,7 +128,9 @@ def scatter_cycles(
         return _copying_cycles(lookups, lookups, hits, row_elements, dtype, target)
     emulated = emulation(dtype, kind, target)
     narrow = element_bytes(dtype) < WORD_BYTES
-    words = -(-row_elements * element_bytes(dtype) // WORD_BYTES)
+    # Emulated elements are combined as those that they are unpacked to, which may be wider.
+    width = max(element_bytes(dtype), WIDTH_BYTES[emulated.width])
+    words = -(-row_elements * width // WORD_BYTES)
     by_word = whole_cycles(_access_cycles(2, target) * emulated.factor * words)
     hit_cycles = _SCATTER_IN_RANGE_CYCLES[narrow] + (by_word if in_words else _SUB_WORD_CYCLES * row_elements)
     for short, cycles in _SCATTER_SHORT_ROWS[narrow].items() if in_words and emulated.factor == 1 else ():

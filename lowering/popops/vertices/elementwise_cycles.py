@@ -149,7 +149,7 @@ OP_COSTS: dict[str, OpCost] = {
 
 ROW_START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop
 _UNARY_SUPERVISOR_CYCLES = 9
-_WIDTH_BYTES: dict[Width, int] = {"double": 8, "float": 4, "int": 4, "half": 2, "byte": 1}
+WIDTH_BYTES: dict[Width, int] = {"double": 8, "float": 4, "int": 4, "half": 2, "byte": 1}
 # In these operations a scalar operand is loaded once, not in every iteration.
 _SCALAR_SAVING_CYCLES = 1
 _SAVES_A_LOAD = (_ARITHMETIC, _BITWISE, _SHIFT)
@@ -209,7 +209,7 @@ def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, t
     cycles, vector = cost.iteration(emulated.width)
     if by_scalar and cost in _SAVES_A_LOAD:
         cycles -= _SCALAR_SAVING_CYCLES
-    accesses = ceil_div(vector * _WIDTH_BYTES[emulated.width], VECTOR_BYTES)
+    accesses = ceil_div(vector * WIDTH_BYTES[emulated.width], VECTOR_BYTES)
     cycles_by_rate = _at_port_rates(cycles, operands * accesses, accesses, target)
     return emulated.factor * cycles_by_rate + emulated.cast_cycles * vector, vector
 

