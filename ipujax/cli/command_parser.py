@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
+from functools import partial
 
 Commands = argparse._SubParsersAction  # the result of `add_subparsers`, whose type has no public name
 Run = Callable[[argparse.Namespace], int]
@@ -31,3 +33,19 @@ def add_command(
     )
     parser.set_defaults(run=run, command=parser)
     return parser
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """Return the type of an argument that is a number of at least `least`, a whole number if that is one."""
+    return partial(_number, least)
+
+
+def _number(least: float, text: str) -> float:
+    try:
+        number = type(least)(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number < math.inf:  # NaN neither
+        kind = "a whole number" if isinstance(least, int) else "a finite number"
+        raise argparse.ArgumentTypeError(f"expected {kind} of at least {least:g}, got {text!r}")
+    return number

@@ -10,7 +10,7 @@ import ast
 from typing import Any
 
 import ipujax as ipu
-from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.command_parser import Commands, add_command, at_least
 from ipujax.cli.terminal import say
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import PRESETS
@@ -29,14 +29,16 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(commands, "plan", _run, summary=summary, description=_HELP, example=example)
     parser.add_argument("name", metavar="NAME", nargs="?", help="a published network, as gpt2 or llama-7b")
     parser.add_argument("--list", action="store_true", help="list the networks, and do nothing else")
-    parser.add_argument("--ipus", type=int, default=16, metavar="N", help="number of IPUs (default 16)")
+    parser.add_argument("--ipus", type=at_least(1), default=16, metavar="N", help="number of IPUs (default 16)")
     parser.add_argument("--arch", choices=list(PRESETS), default="bow", help="the machine (default bow)")
-    parser.add_argument("--batch", type=int, metavar="N", help="examples of a step (default 4 for each IPU)")
+    parser.add_argument("--batch", type=at_least(1), metavar="N", help="examples of a step (default 4 for each IPU)")
     parser.add_argument("--dtype", default="float16", help="of parameters and activations (default float16)")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="another size, as layers=4")
     parser.add_argument("--inference", action="store_true", help="plan inference, not a training step")
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="adam", help="of training (default adam)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="end after this time, with what is known by then")
+    parser.add_argument(
+        "--seconds", type=at_least(0.0), metavar="S", help="end after this time, with what is known by then"
+    )
     parser.add_argument("--csv", metavar="PATH", help="also write the table as comma-separated values")
 
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.command_parser import Commands, add_command, at_least
 from ipujax.cli.jax_environment import applied_environment
 from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
 from ipujax.cli.script_run import run_script
@@ -76,13 +76,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     add(
         "--replicas",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="split batches of functions of jax.jit over N replicas, one IPU each",
     )
-    add("--batch-size", type=int, metavar="N", help="rows of a batch, where --replicas cannot know them")
+    add("--batch-size", type=at_least(1), metavar="N", help="rows of a batch, where --replicas cannot know them")
     add("--all", action="store_true", help="compile all functions of jax.jit, also small ones")
-    add("--min-cycles", type=float, metavar="N", help="compile those with at least N estimated cycles a call")
+    add("--min-cycles", type=at_least(0.0), metavar="N", help="compile those with at least N estimated cycles a call")
     add(
         "--only", action="append", default=[], metavar="NAME", help="compile those of this name; may come several times"
     )
@@ -105,7 +105,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 def _run(args: argparse.Namespace) -> int:
     check_environment()  # a wrong log level is an error of this command, not a traceback of the script
     DumpRequest.from_environment()
-    command = script_command(args)
+    command = script_command(args, takes_models=True)
     if args.save is not None:
         _make_folder(args.save)
     is_module = command[0] == "-m"
@@ -163,7 +163,9 @@ def _device(text: str) -> IPUModel:
     chip = match["chip"] if match else text
     if match is None or not text or chip not in ("", *PRESETS):
         expected = f"{', '.join(PRESETS)}, a number of IPUs, or both, as 4×bow"
-        raise ArgumentError("--device", expected=expected, got=text, hint=nearest(chip, list(PRESETS)) or "")
+        raise ArgumentError(
+            "--device is no machine", expected=expected, got=text, hint=nearest(chip, list(PRESETS)) or ""
+        )
     number = int(match["number"] or 1)
     return IPUModel(number, arch=chip) if chip else IPUModel(number)  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ipujax.cli.onnx_model import is_onnx_file
 from ipujax.runtime.errors import ArgumentError
 
 
@@ -23,12 +24,15 @@ def add_script_arguments(parser: argparse.ArgumentParser) -> None:
     add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="arguments of the script")
 
 
-def script_command(args: argparse.Namespace) -> tuple[str, ...]:
+def script_command(args: argparse.Namespace, *, takes_models: bool = False) -> tuple[str, ...]:
     """Return the Python command line of the parsed script or module; refuse one that does not exist."""
     if args.module is not None:
         _check_module(args.module)
         return ("-m", *args.module)
     _check_script(args.script, args.command.prog)
+    if is_onnx_file(args.script) and not takes_models:
+        hint = f"ipujax profile {args.script}"
+        raise ArgumentError(f"{args.script} is an ONNX model", expected="a Python file", hint=hint)
     return (args.script, *args.arguments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -41,8 +42,6 @@ def test_plans_of_a_small_network_are_a_table(capsys: Capture, monkeypatch, tmp_
         (["gpt2", "--size", "layers=0"], "size layers of a network"),
         (["gpt2", "--size", "width=64.0"], "a whole number from 1"),
         (["resnet-50", "--size", "groups=2"], "numbers, as (3, 4, 6, 3)"),
-        (["gpt2", "--batch", "0"], "batch=0"),
-        (["gpt2", "--ipus", "0"], "num_ipus"),
         (["gpt2", "--dtype", "int8"], "floating-point"),
     ],
 )
@@ -50,3 +49,29 @@ def test_wrong_input_is_one_error_text(capsys: Capture, arguments: list[str], te
     assert main(["plan", *arguments]) == 2
     error = capsys.readouterr().err
     assert text in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["plan", "gpt2", "--batch", "0"], "argument --batch: expected a whole number of at least 1, got '0'"),
+        (["plan", "gpt2", "--ipus", "2.5"], "argument --ipus: expected a whole number of at least 1, got '2.5'"),
+        (["plan", "gpt2", "--seconds", "-1"], "argument --seconds: expected a finite number of at least 0, got '-1'"),
+        (["profile", "--min-cycles", "nan", __file__], "argument --min-cycles: expected a finite number"),
+        (["profile", "--replicas", "many", __file__], "argument --replicas: expected a whole number"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_anything_runs(capsys: Capture, arguments: list[str], text: str):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    captured = capsys.readouterr()
+    assert text in captured.err and captured.out == ""
+
+
+@pytest.mark.parametrize("command", ["advise", "run"])
+def test_models_are_refused_where_scripts_run(capsys: Capture, tmp_path: Path, command: str):
+    path = tmp_path / "model.onnx"
+    path.touch()
+    assert main([command, str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "is an ONNX model" in error and f"try: ipujax profile {path}" in error
