@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.command_parser import Commands, add_command, at_least
 from ipujax.cli.scripts import add_script_arguments, script_command
 from ipujax.distributed.launcher import DEFAULT_PREFIX, Launch, launch
 
@@ -38,16 +38,23 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     defaults = Launch(("script",), 1, 1)
     add = parser.add_argument
-    add("--instances", "--num-instances", type=int, default=1, metavar="N", help="number of processes (default 1)")
+    add(
+        "--instances",
+        "--num-instances",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="number of processes (default 1)",
+    )
     help_replicas = "number of replicas of all instances together (default: as many as instances)"
-    add("--replicas", "--num-replicas", type=int, metavar="N", help=help_replicas)
+    add("--replicas", "--num-replicas", type=at_least(1), metavar="N", help=help_replicas)
     help_timeout = (
         "end all when an instance gives no sign of life for so long: no output, no call of a replicated function, no "
         f"collective (default {defaults.timeout_seconds:g}; 0: never). A call that computes for longer counts as stuck"
     )
-    add("--timeout", type=float, default=defaults.timeout_seconds, metavar="SECONDS", help=help_timeout)
+    add("--timeout", type=at_least(0.0), default=defaults.timeout_seconds, metavar="SECONDS", help=help_timeout)
     help_grace = f"time between the signal to end and the kill (default {defaults.grace_seconds:g})"
-    add("--grace", type=float, default=defaults.grace_seconds, metavar="SECONDS", help=help_grace)
+    add("--grace", type=at_least(0.0), default=defaults.grace_seconds, metavar="SECONDS", help=help_grace)
     help_prefix = (
         "put before each line of output; may name {instance}, {instances}, {stream} and {time}; '' for none "
         f"(default {DEFAULT_PREFIX!r})"

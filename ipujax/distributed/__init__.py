@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ipujax.arguments import has_tracer
+from ipujax.arguments import has_tracer, whole_number
 from ipujax.calls import split_dims
 from ipujax.distributed.instance.meeting import agree, naming_lost, stable
 from ipujax.distributed.instance.membership import TIMEOUT_SECONDS, join, membership
@@ -48,10 +48,7 @@ def init(*, timeout_seconds: int = TIMEOUT_SECONDS) -> None:
     Raises:
         ArgumentError: JAX has computed something before; the processes have not met in time; their address is in use.
     """
-    if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, int) or timeout_seconds < 1:
-        problem = "timeout_seconds of ipu.distributed.init must be a whole number of seconds"
-        raise ArgumentValueError(problem, expected="at least 1", got=timeout_seconds)
-    join(timeout_seconds)
+    join(whole_number("timeout_seconds of ipu.distributed.init", timeout_seconds, 1))
 
 
 def instance_index() -> int:

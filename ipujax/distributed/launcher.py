@@ -24,7 +24,6 @@ from math import inf
 from threading import Lock, Thread
 from typing import Any
 
-from ipujax.arguments import whole_number
 from ipujax.distributed.instance import membership
 from ipujax.distributed.instance.roll_call import PORT
 from ipujax.runtime.errors import ArgumentError
@@ -46,7 +45,7 @@ exec "$@" 3<&-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Settings of a run.
+    """Settings of a run; numbers are in range, see the command `run`.
 
     Args:
         command: a script and its arguments, or "-m", a module and its arguments.
@@ -58,8 +57,8 @@ class Launch:
         only_stdout_from: instance whose standard output is shown; all when None. Standard errors are always shown.
 
     Raises:
-        ArgumentError: a number is out of its range, `replicas` is not a multiple of `instances`, or the prefix has
-            unknown names.
+        ArgumentError: `replicas` is not a multiple of `instances`, `only_stdout_from` is none of them, or the prefix
+            has unknown names.
     """
 
     command: tuple[str, ...]
@@ -71,18 +70,13 @@ class Launch:
     only_stdout_from: int | None = None
 
     def __post_init__(self) -> None:
-        whole_number("instances of a run", self.instances, 1)
-        if whole_number("replicas of a run", self.replicas, 1) % self.instances:
+        if self.replicas % self.instances:
             raise ArgumentError(
                 f"{self.replicas} replicas cannot be shared equally by {self.instances} instances",
                 expected="a multiple of the number of instances",
                 got=self.replicas,
                 hint=f"--replicas {(self.replicas // self.instances + 1) * self.instances}",
             )
-        for name in ("timeout_seconds", "grace_seconds"):
-            if not 0 <= getattr(self, name) < inf:  # also refuses NaN, which no comparison holds for
-                problem = f"{name} must be a finite number of seconds"
-                raise ArgumentError(problem, expected="0 or more", got=getattr(self, name))
         if self.only_stdout_from not in (None, *range(self.instances)):
             problem = "only_stdout_from must be the number of an instance"
             raise ArgumentError(problem, expected=f"0 to {self.instances - 1}", got=self.only_stdout_from)
