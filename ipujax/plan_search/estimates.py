@@ -312,8 +312,8 @@ def _pipeline_cost(
         cycles = count * float(work.forward_cycles.sum() + work.backward_cycles.sum())
         values = float(work.residual_bytes.sum()) * stores_residuals
         # Without micro-batches a gradient is used as soon as it is computed.
-        accumulators = 2 if count > 1 else 1
-        parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
+        copies = 1 + work.accumulator_share * (count > 1)
+        parameters = copies * sum(num_bytes for _, num_bytes in work.parameter_bytes)
         bounds = np.array([0, len(work.forward_cycles)])
         exchanges = one_ipu.num_tiles * float(exchange_bytes(work, bounds)[0, 1])
         return cycles, values + parameters + exchanges + sum(num_bytes for _, num_bytes in resident), ()
