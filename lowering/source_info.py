@@ -166,6 +166,12 @@ def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
     return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(name)))
 
 
+def inside_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
+    """Equation with a further name at the beginning of its name stack."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=type(info.name_stack)().extend(name) + info.name_stack))
+
+
 def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
     """Equation in the backward part, named as a checkpoint's recomputation."""
     info = eqn.source_info

@@ -1,7 +1,7 @@
 """Estimates of plans: cycles of a step and bytes of the fullest tile, before a plan is compiled.
 
-Input: a traced step, the machine, a plan. Output: an `Estimate`. Of each number of rows and of shards one micro-batch
-is lowered once, on one IPU (`lowering/pipelining/stage_costs`); all plans share these costs:
+Input: a traced step, the machine, a plan. Output: an `Estimate`. Of few numbers of rows, and of one for each number of
+shards, a micro-batch is lowered, on one IPU (`lowering/pipelining/stage_costs`); all plans share these costs:
 
     pipeline     best cut into stages, by the clock of the schedule; without stages the sum of all segments
     sums         gradients over `data`, by the rounds of a collective on the links of all replicas
@@ -37,6 +37,7 @@ from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
 from ipujax.plan_search.search_plan import Plan, TracedStep, applied, split_of
 from ipujax.plan_search.serial_parts import LargeValue
+from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.names_at_import import jax_jit
@@ -123,30 +124,45 @@ class StepCosts:
     def of_plan(self, plan: Plan, most_anchors: int = _ANCHORS) -> MicroBatchCosts:
         """Return the costs of a plan's micro-batch, from at most so many that are lowered."""
         rows = self.rows // (plan.data * plan.micro_batches)
-        return self._of_rows(rows, plan.shards, plan.specs, most_anchors)
+        if plan.shards == 1:
+            return self._of_rows(rows, most_anchors)
+        return self._of_shards(rows, plan.shards, plan.specs, most_anchors)
 
-    def _of_rows(self, rows: int, shards: int, specs: Mapping[str, Any], most_anchors: int) -> MicroBatchCosts:
-        """Costs of rows on the line through those of two anchors; those of an anchor are lowered."""
+    def _of_shards(self, rows: int, shards: int, specs: Mapping[str, Any], most_anchors: int) -> MicroBatchCosts:
+        """Costs of rows on one of several shards, of which one micro-batch is lowered: the fewest rows for each.
+
+        Others have as many times its cycles and bytes as an equal share of their rows has on one IPU alone.
+        """
+        divisors = _parts_of(self.rows)
+        anchor = next((n for n in divisors if n >= self.least_rows * shards), divisors[-1])
+        costs = self._of_anchor(anchor, shards, specs)
+        few, many = (self._of_rows(n / shards, most_anchors).work for n in (anchor, rows))
+        changes = dict[str, Any]()
+        for name in _BY_ROWS:
+            total = float(getattr(few, name).sum())
+            changes[name] = getattr(costs.work, name) * (float(getattr(many, name).sum()) / total if total else 1.0)
+        return replace(costs, work=replace(costs.work, **changes))
+
+    def _of_rows(self, rows: float, most_anchors: int) -> MicroBatchCosts:
+        """Costs of rows on one IPU, on the line through those of two anchors; those of an anchor are lowered."""
         powers = (self.least_rows * _ANCHOR_RATIO**n for n in range(most_anchors))
-        # A batch in one part has no sums over parts: the largest micro-batch is that of the fewest parts.
-        batch = self.rows
-        divisors = [n for n in range(1, batch) if batch % n == 0]
-        anchors = [n for n in powers if n in divisors] or divisors[-1:]
-        if rows > max(anchors[:2]) and self._is_in_proportion(anchors[:2], shards, specs):
+        divisors = _parts_of(self.rows)
+        anchors = [n for n in powers if n in divisors] or [divisors[-1]]
+        if rows > max(anchors[:2]) and self._is_in_proportion(anchors[:2]):
             anchors = anchors[:2]
         if rows in anchors:
-            return self._of_anchor(rows, shards, specs)
+            return self._of_anchor(int(rows), 1, {})
         if len(anchors) == 1:
             anchors += [n for n in divisors if n > anchors[0]][:1]
         last = min(max(1, sum(n < rows for n in anchors)), len(anchors) - 1)
         points = anchors[max(0, last - 1) : last + 1]
-        return _on_line(rows, [(n, self._of_anchor(n, shards, specs)) for n in points])
+        return _on_line(rows, [(n, self._of_anchor(n, 1, {})) for n in points])
 
-    def _is_in_proportion(self, anchors: Sequence[int], shards: int, specs: Mapping[str, Any]) -> bool:
+    def _is_in_proportion(self, anchors: Sequence[int]) -> bool:
         """Return True if cycles that do not depend on the number of rows are few at the last of two anchors."""
         if len(anchors) == 1:
             return False
-        (first, low), (last, high) = ((n, self._of_anchor(n, shards, specs).cycles) for n in anchors)
+        (first, low), (last, high) = ((n, self._of_anchor(n, 1, {}).cycles) for n in anchors)
         fixed_cycles = high - (high - low) / (last - first) * last
         return fixed_cycles < _FIXED_SHARE * high
 
@@ -253,13 +269,24 @@ def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
     return Estimate(cost.cycles, cost.num_bytes / target.tiles_per_ipu)
 
 
-def _on_line(rows: int, points: Sequence[tuple[int, MicroBatchCosts]]) -> MicroBatchCosts:
+@remembered_small
+def _parts_of(rows: int) -> tuple[int, ...]:
+    """Rows of the micro-batches of a batch; one part has no sums over parts."""
+    return tuple(n for n in range(1, rows) if rows % n == 0)
+
+
+# Fields of `Work` that depend on the number of rows.
+_BY_ROWS = (
+    *("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles"),
+    *("crossing_bytes", "residual_bytes", "buffer_bytes"),
+)
+
+
+def _on_line(rows: float, points: Sequence[tuple[int, MicroBatchCosts]]) -> MicroBatchCosts:
     """Costs of a number of rows on the line through one or two others."""
     (first_rows, first), (last_rows, last) = points[0], points[-1]
-    cycles = ("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles")
-    num_bytes = ("crossing_bytes", "residual_bytes", "buffer_bytes")
     changes = dict[str, Any]()
-    for name in (*cycles, *num_bytes):
+    for name in _BY_ROWS:
         low, high = getattr(first.work, name), getattr(last.work, name)
         # Another number of rows may have other segments: then all costs are in proportion to rows.
         if first_rows == last_rows or low.shape != high.shape:
@@ -285,8 +312,8 @@ def _pipeline_cost(
         cycles = count * float(work.forward_cycles.sum() + work.backward_cycles.sum())
         values = float(work.residual_bytes.sum()) * stores_residuals
         # Without micro-batches a gradient is used as soon as it is computed.
-        accumulators = 2 if count > 1 else 1
-        parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
+        copies = 1 + work.accumulator_share * (count > 1)
+        parameters = copies * sum(num_bytes for _, num_bytes in work.parameter_bytes)
         bounds = np.array([0, len(work.forward_cycles)])
         exchanges = one_ipu.num_tiles * float(exchange_bytes(work, bounds)[0, 1])
         return cycles, values + parameters + exchanges + sum(num_bytes for _, num_bytes in resident), ()

@@ -301,7 +301,8 @@ class SearchRun:
                 fits = self.may_fit(plan)
                 slower = best is not None and estimate.cycles > _NEAR * best
                 reason = self._lacking(int(estimate.tile_bytes)) if not fits else "slower" if slower else "not compiled"
-                yield SearchRow(plan, int(estimate.cycles), int(estimate.tile_bytes), fits, "estimated", reason)
+                code = self.compiled_plan(plan)
+                yield SearchRow(code, int(estimate.cycles), int(estimate.tile_bytes), fits, "estimated", reason)
 
     def _lacking(self, tile_bytes: int) -> str:
         return f"needs {max(0, tile_bytes - self.bytes_per_tile) / 1024:,.1f} KiB more"

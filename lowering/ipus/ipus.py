@@ -27,6 +27,7 @@ from ipujax.lowering.jaxpr import variables
 from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.layout import MemoryOrder, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.lowering.passes import traced
+from ipujax.lowering.source_info import inside_scope
 from ipujax.runtime.graph import NO_TILE, ComputeSet, Copy, Graph, Sequence as ProgramSequence, VertexGroup
 from ipujax.runtime.tensor import (
     Origin,
@@ -153,6 +154,7 @@ class Ipus:
         self._lowerings: dict[int, LowersEquations] = {}
         self._local_constants: dict[tuple[Variable, int], Variable] = {}  # by the original and the IPU of the copy
         self._copies: dict[tuple[Tensor, int], Tensor] = {}  # likewise
+        self._jaxprs: dict[tuple[object, ...], ClosedJaxpr] = {}  # of emitted functions, with the types of operands
 
     def view(self, ipu: int) -> IpuView:
         """The view of one IPU as a graph."""
@@ -203,14 +205,19 @@ class Ipus:
 
         Args:
             ipu: number of the IPU; the operands are mapped to it.
-            fun: the function, of one result.
+            fun: the function, of one result; traced once for operands of equal types.
             operands: its arguments.
             prog: program to add to: that of these IPUs, or of a function that it calls.
             name: debug name.
             into: tensor that the result is written to; it may be an operand, but share no element with part of another.
         """
-        jaxpr, _ = traced(fun, operands, name, self.graph.byte_cost_cycles)
-        (out,) = jaxpr.jaxpr.outvars
+        key = fun, tuple((x.shape, x.dtype) for x in operands)
+        if key not in self._jaxprs:
+            self._jaxprs[key], _ = traced(fun, operands, byte_cost=self.graph.byte_cost_cycles)
+        unnamed = self._jaxprs[key]
+        body = unnamed.jaxpr.replace(eqns=[inside_scope(eqn, name) for eqn in unnamed.eqns])
+        jaxpr = ClosedJaxpr(body, unnamed.consts)
+        (out,) = body.outvars
         targets = {out: into} if into is not None and isinstance(out, Var) else {}
         (result,) = self._make_lowering(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)
         if into is None or result is into:  # rules that cannot write to `into` return a new tensor

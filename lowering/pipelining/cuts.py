@@ -33,7 +33,6 @@ from ipujax.runtime.target import Target
 
 _MAX_POSITIONS = 64
 _MAX_CANDIDATES = 256
-_PARAMETER_COPIES = 2  # a parameter and the accumulator of its gradient
 _RATIO_MARGIN = 1.5  # assumed: by which the formula may be off for stages of other ratios of forward to backward time
 
 
@@ -256,7 +255,9 @@ def _resident_bytes(work: Work, resident: Sequence[tuple[int, int]], bounds: np.
     other_bytes = np.zeros(count)
     for segment, num_bytes in resident:
         other_bytes[segment] += num_bytes
-    parameter_bytes = _PARAMETER_COPIES * _copied_bytes(work.parameter_bytes, count, tuple(bounds.tolist()))
+    # A parameter, and the accumulator of its gradient.
+    copies = 1 + work.accumulator_share
+    parameter_bytes = copies * _copied_bytes(work.parameter_bytes, count, tuple(bounds.tolist()))
     return parameter_bytes + _range_sums(other_bytes, bounds)
 
 

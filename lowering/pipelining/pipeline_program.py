@@ -84,7 +84,7 @@ def lower_pipeline(ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor
     moves: TaskMoves[TaskKind] = TaskMoves()
     handed = HandedOn(pipeline, {variable for state in states.values() for variable in state.variables()})
     inputs = PartInputs(pipeline, same, staged.fully_viewed(same), states, handed, moves)
-    results = _Results(pipeline, states, handed, moves)
+    results = _Results(pipeline, states, handed, moves, _reductions(staged.spec.micro_batches))
     fuse = fuser()
     functions: dict[TaskKind, Function] = {}
     for part in staged.parts:
@@ -215,6 +215,7 @@ class _Results:
         states: variable of each state.
         handed: values that parts hand on.
         moves: gets the stores of rows on the host.
+        reductions: of terms, see `_reductions`.
         accumulators: variables by number of the result and position of the term.
     """
 
@@ -222,6 +223,7 @@ class _Results:
     states: Mapping[Var, Tensor]
     handed: HandedOn
     moves: TaskMoves[TaskKind]
+    reductions: Mapping[tuple[str, str], Callable[..., jax.Array]]
     accumulators: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def add_term(self, term: Term, value: Tensor, builder: PartBuilder) -> None:
@@ -262,7 +264,7 @@ class _Results:
         shared = self._shared_accumulator(term.number, builder.ipu) if kind in ("sum", "mean") else None
         if shared is not None:  # zeroed where the other term has added it
             self.accumulators[key] = shared
-            ipus.emit(builder.ipu, partial(combine, kind), [shared, value], builder.body, name, into=shared)
+            ipus.emit(builder.ipu, self.reductions["part", kind], [shared, value], builder.body, name, into=shared)
             return
         dtype = value.dtype if kind == "last" else spec.accumulator_dtype(aval)
         accumulator = self.accumulators[key] = ipus.add_like(value, builder.ipu, f"{name}/{kind}", dtype)
@@ -277,7 +279,7 @@ class _Results:
         # Once a step, as the update: PopART clears accumulators in the fragment of its optimisers.
         self.pipeline.prog.add(Copy(zeros, accumulator, f"{name}/zero", replace(graph.origin, part=UPDATE)))
         values = [accumulator, value, *([builder.counted()] if kind == "running_mean" else [])]
-        ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, into=accumulator)
+        ipus.emit(builder.ipu, self.reductions["part", kind], values, builder.body, name, into=accumulator)
 
     def _stacked(self, number: int, value: Tensor, builder: PartBuilder, name: str) -> Tensor:
         """The stack of a result: on the IPU, or on the host if it is sent there after the part has run.
@@ -333,14 +335,23 @@ class _Results:
         if kind not in ("mean", "sum") or (kind == "sum" and len(distinct) == 1):
             return distinct[0]
         local = [ipus.copy_to(accumulator, ipu) for accumulator in distinct]
-        divisor = staged.spec.micro_batches if kind == "mean" else None
-
-        def total_or_mean(*arrays: jax.Array) -> jax.Array:
-            total = sum(arrays[1:], arrays[0])
-            return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
-
+        reduction = self.reductions["end", kind]
         with ipus.graph.debug_origin(replace(ipus.graph.origin, part=UPDATE)):
-            return ipus.emit(ipu, total_or_mean, local, ipus.prog, f"{self.pipeline.name}/result {number}")
+            return ipus.emit(ipu, reduction, local, ipus.prog, f"{self.pipeline.name}/result {number}")
+
+
+def _reductions(micro_batches: int) -> dict[tuple[str, str], Callable[..., jax.Array]]:
+    """Functions that reduce terms over micro-batches in a part, and at the end, by kind of result."""
+
+    def total(*arrays: jax.Array) -> jax.Array:
+        return sum(arrays[1:], arrays[0])
+
+    def mean(*arrays: jax.Array) -> jax.Array:
+        sums = total(*arrays)
+        return sums / jnp.asarray(micro_batches, sums.dtype)
+
+    of_parts = {("part", kind): partial(combine, kind) for kind in ("sum", "mean", "running_mean")}
+    return {**of_parts, ("end", "sum"): total, ("end", "mean"): mean}
 
 
 class _CopiedPair(NamedTuple):

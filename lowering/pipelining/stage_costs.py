@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -63,6 +64,15 @@ class SegmentedBatch:
         """Whether there are backward equations."""
         return any(segment >= 0 and is_backward(eqn) for eqn, segment, _ in self.segmented.rows())
 
+    @property
+    def accumulator_bytes(self) -> int:
+        """Bytes of the variables in which results are added, or averaged, over micro-batches."""
+        return sum(
+            prod(aval.shape) * jnp.dtype(self.spec.accumulator_dtype(aval)).itemsize
+            for kind, aval in zip(self.spec.reduce, self.jaxpr.out_avals, strict=True)
+            if kind in ("sum", "mean", "running_mean") and jnp.issubdtype(aval.dtype, jnp.inexact)
+        )
+
     def shard_segments(self) -> dict[tuple[int, int], int]:
         """The segment of each shard, by equation of the uncut jaxpr and first row."""
         pairs = zip(self.shards.sources, self.segmented.segments, strict=True)
@@ -94,6 +104,7 @@ class Work:
     code_bytes: tuple[tuple[tuple[int, ...], int], ...]
     buffer_bytes: np.ndarray  # that a tile receives at once, at most, in each segment, float64[segments]
     has_gradients: bool  # whether there are backward equations
+    accumulator_share: float  # bytes of accumulators, of gradients above all, for each byte of parameters
 
 
 def work_of(batch: SegmentedBatch, planning: Planning) -> Work:
@@ -104,17 +115,19 @@ def work_of(batch: SegmentedBatch, planning: Planning) -> Work:
     forward, backward, pushing, reading = costs.cycles
     roles = spec_of_shards(batch.spec, batch.shards).roles
     parameters = [var for var, role in zip(batch.shards.jaxpr.jaxpr.invars, roles, strict=True) if role == "same"]
+    parameter_bytes = _parameter_bytes(parameters, segmented)
     return Work(
         forward_cycles=forward,
         backward_cycles=backward,
         push_cycles=pushing,
         pop_cycles=reading,
         crossing_bytes=_crossing_bytes(segmented),
-        parameter_bytes=_parameter_bytes(parameters, segmented),
+        parameter_bytes=parameter_bytes,
         residual_bytes=_residual_bytes(residuals, segmented.num_segments),
         code_bytes=costs.code_bytes,
         buffer_bytes=costs.buffer_bytes,
         has_gradients=batch.has_gradients,
+        accumulator_share=batch.accumulator_bytes / max(1, sum(num_bytes for _, num_bytes in parameter_bytes)),
     )
 
 

@@ -82,12 +82,11 @@ class ExchangeCounts:
 
     @staticmethod
     def of(traffics: Sequence[Traffic], window: Window) -> ExchangeCounts:
-        """Return the counts of one exchange of some traffic."""
-        inside = slice(window.first_tile, window.first_tile + window.tiles)
+        """Return the counts of one exchange of some traffic, by tiles of a window."""
         parts = [
-            np.stack([t.received_bytes - t.shared_bytes, t.shared_bytes, t.receives, t.fragments])[:, inside]
+            np.stack([t.received_bytes - t.shared_bytes, t.shared_bytes, t.receives, t.fragments])
             for t in traffics
-            if t.received_bytes[inside].any()
+            if t.received_bytes.any()
         ]
         sent = np.stack([window.total(t.sent_bytes for t in traffics), window.total(t.sends for t in traffics)])
         return ExchangeCounts.by_tile(parts, sent, window)

@@ -242,8 +242,8 @@ def _count_and_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     groups = graph.groups[compute_set]
     target = graph.target
     window = window_of(graph, groups)
-    reads = field_traffics(graph, groups, False)
-    writes = field_traffics(graph, groups, True)
+    reads = field_traffics(graph, groups, False, window)
+    writes = field_traffics(graph, groups, True, window)
     before, after = (
         rearrangement(rows, is_result, window, graph) for rows, is_result in ((reads, False), (writes, True))
     )
@@ -275,7 +275,7 @@ def window_of(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
 
 
 def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -> ExchangeCost:
-    """Return the cost of one exchange of all of some traffic, for the tiles of a window."""
+    """Return the cost of one exchange of all of some traffic, by tiles of a window."""
     received = window.total(t.received_bytes for t in traffics)
     sent = window.total(t.sent_bytes for t in traffics)
     if not received.any() and not sent.any():  # no exchange at all: without its start-up cycles
@@ -283,11 +283,9 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     receives = window.total(t.receives for t in traffics)
     sends = window.total(t.sends for t in traffics)
     receiving = window.zeros
-    inside = slice(window.first_tile, window.first_tile + window.tiles)
     for t in traffics:
-        if t.received_bytes[inside].any():
-            parts = (t.received_bytes[inside], t.shared_bytes[inside], t.receives[inside])
-            operand = receive_cycles(*parts, target, t.fragments[inside])
+        if t.received_bytes.any():
+            operand = receive_cycles(t.received_bytes, t.shared_bytes, t.receives, target, t.fragments)
             receiving = receiving + operand  # operands arrive one after the other
     cycles = exchange_cycles(receiving, sent, target, sends)
     return ExchangeCost(compact(received), compact(sent), compact(receives), compact(sends), compact(cycles))

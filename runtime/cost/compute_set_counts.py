@@ -223,7 +223,7 @@ def compute_set_counts(
 
 
 def _group_counts(group: VertexGroup, window: Window, graph: Graph) -> GroupCounts:
-    reads, writes = (field_traffics(graph, [group], is_result) for is_result in (False, True))
+    reads, writes = (field_traffics(graph, [group], is_result, window) for is_result in (False, True))
     copied = np.concatenate([_copied(reads, False, window, graph), _copied(writes, True, window, graph)])
     read_traffic, written_traffic = ([row.traffic for row in rows] for rows in (reads, writes))
     return GroupCounts(_distinct_vertices(group, window, graph), read_traffic, written_traffic, copied)

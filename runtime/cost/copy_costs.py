@@ -269,8 +269,7 @@ class CopyCosts:
 def _counts_of(payload: _Payload) -> CopyCounts:
     """Return what a copy moves on the tiles of the window, without flows."""
     window, uneven = payload.window, payload.uneven
-    tiles = range(window.first_tile, window.first_tile + window.tiles)
-    traffic = with_padding(traffic_on(payload.parts, tiles), payload.padding)
+    traffic = with_padding(traffic_on(payload.parts, window.tile_numbers), payload.padding)
     counts: dict[str, Any] = {name: getattr(traffic, name) for name in _COPIED}
     slow_cycles = window.zeros
     slow_path = None

@@ -84,11 +84,15 @@ class Window:
         """Number of its tiles."""
         return self.num_ipus * self.tiles_per_ipu
 
+    @property
+    def tile_numbers(self) -> range:
+        """Numbers of its tiles in the system."""
+        return range(self.first_tile, self.first_tile + self.tiles)
+
     def total(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
-        """Sum arrays over all tiles of the system, for the tiles of the window, int64[tiles]."""
+        """Sum arrays over its tiles, int64[tiles]."""
         total = self.zeros
         for array in arrays:
-            part = array[self.first_tile : self.first_tile + self.tiles]
-            if part.any():
-                total = total + part
+            if array.any():
+                total = total + array
         return total

@@ -25,7 +25,7 @@ from ipujax.runtime.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldTraffic:
-    """Exchange of one field of a vertex group, which has a number among those of its compute set."""
+    """Exchange of one field of a vertex group, which has a number in its compute set, on the tiles of a window."""
 
     number: int
     group: VertexGroup
@@ -34,20 +34,20 @@ class FieldTraffic:
     traffic: Traffic
 
 
-def field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[FieldTraffic]:
+def field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool, window: Window) -> list[FieldTraffic]:
     """Return the exchange of each field of some groups that is read, or with `results` of each that is written."""
     return [
-        FieldTraffic(number, group, field, access.tensor, padded_traffic(group, position, graph, results))
+        FieldTraffic(number, group, field, access.tensor, _padded_traffic(group, position, graph, results, window))
         for number, group in enumerate(groups)
         for position, (field, access) in enumerate(zip(group.codelet.fields, group.accesses, strict=True))
         if (field.is_written if results else field.is_read)
     ]
 
 
-def padded_traffic(group: VertexGroup, position: int, graph: Graph, results: bool) -> Traffic:
+def _padded_traffic(group: VertexGroup, position: int, graph: Graph, results: bool, window: Window) -> Traffic:
     """Return the exchange of a field, padding included."""
     factor = padding_of_tensor(group.accesses[position].tensor, graph.padded_lengths)
-    return with_padding(traffic(group, position, graph, results), factor)
+    return with_padding(traffic(group, position, graph, results, window.tile_numbers), factor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,10 +104,10 @@ def rearrangement_counts(
         if uneven is None or _is_partial(row.tensor):
             fast.append(part)
             continue
-        operands = 1 if results else _vertices_by_tile(row.group, len(part.received_bytes))
+        operands = 1 if results else _vertices_by_tile(row.group, window)
         if results and _combines_partials(row.group):
             operands, part = 0, replace(part, copied_bytes=part.local_bytes)
-        copied = window.total([slow_bytes(part, uneven.atom_bytes, operands)])
+        copied = slow_bytes(part, uneven.atom_bytes, operands)
         cycles = np.ceil(atom_cycles(copied, uneven.atom_bytes)).astype(np.int64)
         slow_bytes_of_all = slow_bytes_of_all + copied
         slow_cycles = slow_cycles + cycles
@@ -115,7 +115,7 @@ def rearrangement_counts(
             reason = uneven.because("result copied" if results else "operand copied")
             slow_paths.append((row.number, reason, int(cycles.max())))
     copied_bytes, fragments = (
-        window.total([getattr(part, name) for part in fast]) for name in ("copied_bytes", "copied_fragments")
+        window.total(getattr(part, name) for part in fast) for name in ("copied_bytes", "copied_fragments")
     )
     return RearrangementCounts(copied_bytes, fragments, slow_bytes_of_all, slow_cycles, tuple(slow_paths))
 
@@ -129,5 +129,6 @@ def _is_partial(tensor: Tensor) -> bool:
     return any(variable.monoid is not None for variable in tensor.variables())
 
 
-def _vertices_by_tile(group: VertexGroup, num_tiles: int) -> np.ndarray:
-    return np.maximum(1, np.bincount(group.tile[group.tile != NO_TILE], minlength=num_tiles))
+def _vertices_by_tile(group: VertexGroup, window: Window) -> np.ndarray:
+    tile = group.tile[group.tile != NO_TILE] - window.first_tile
+    return np.maximum(1, np.bincount(tile, minlength=window.tiles))

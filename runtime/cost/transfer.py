@@ -132,7 +132,7 @@ def _mapped_bytes(graph: Graph, tensor: Tensor) -> tuple[int, np.ndarray, np.nda
         window = Window.of(map(mapping_range, mappings), graph.target)
         tile_bytes = tensor_tile_bytes(graph, tensor)
         ipu_bytes = tile_bytes.reshape(graph.target.num_ipus, -1).sum(1)
-        return window.first_ipu, compact(window.total([tile_bytes])), ipu_bytes
+        return window.first_ipu, compact(tile_bytes[window.first_tile :][: window.tiles].copy()), ipu_bytes
 
     view = geometry(tensor)
     key = "mapped bytes", view, tensor.dtype, mappings, graph.target.num_ipus, graph.target.tiles_per_ipu

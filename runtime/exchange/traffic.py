@@ -47,7 +47,9 @@ from ipujax.runtime.tensor import (
 )
 
 
-def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
+def traffic(
+    group: VertexGroup, field: int, graph: Graph, results: bool | None = None, tiles: range | None = None
+) -> Traffic:
     """Return the exchange of one field of a vertex group.
 
     Args:
@@ -57,13 +59,14 @@ def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None =
         results: False for the exchange before the compute set, from owners to vertices; True for the one after it, from
             vertices to owners. By default the field's direction decides; a field that is read and written has both
             exchanges, and the default is the one before.
+        tiles: the tiles that are counted, all by default.
 
     Raises:
         GraphError: a variable without a tile mapping.
     """
     access = group.accesses[field]
     writes = not group.codelet.fields[field].is_read if results is None else results
-    return traffic_on([_traffic(group, access, graph, writes)], range(graph.target.num_tiles))
+    return traffic_on([_traffic(group, access, graph, writes)], tiles or range(graph.target.num_tiles))
 
 
 def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:

@@ -1,13 +1,15 @@
 """Timeline: start and end of each step on each IPU, by a walk over the program with one clock an IPU.
 
-Input: a `Walk`. Output: `Timeline`.
+Input: a `Walk`. Output: `Timeline`. Clocks and sums are those of a walk by tasks of pipelines; the steps inside tasks,
+which most readers do without, are walked when they are asked for.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from ipujax.runtime.timeline.clock_walk import TimelineStep, Walk
 from ipujax.runtime.timeline.clocks import PHASES
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """The clocks of all IPUs over one run of a program.
 
@@ -24,17 +26,22 @@ class Timeline:
         clocks: cycle at which each IPU ends, int64[num_ipus].
         work: cycles of each of `clocks.PHASES` on each IPU, int64[num_ipus, 5].
         overlapped: cycles of transfers on the I/O tiles of each IPU, int64[num_ipus].
-        steps: steps in order; a loop is one step.
         executions: number of runs of each leaf and of each decision of data-dependent control.
         taken: branch assumed for each decision that was not recorded, the costliest.
+        walk_of_steps: the walk, of which each leaf is a step.
     """
 
     clocks: np.ndarray
     work: np.ndarray
     overlapped: np.ndarray
-    steps: tuple[TimelineStep, ...]
     executions: Mapping[Program, int] = field(repr=False)
-    taken: Mapping[Program, int] = field(default_factory=dict, repr=False)
+    taken: Mapping[Program, int] = field(repr=False)
+    walk_of_steps: Walk = field(repr=False)
+
+    @cached_property
+    def steps(self) -> tuple[TimelineStep, ...]:
+        """Steps in order; a loop is one step."""
+        return tuple(self.walk_of_steps.run(self.walk_of_steps.clocks_at_start()))
 
     @property
     def cycles(self) -> int:
@@ -62,10 +69,10 @@ def timeline(walk: Walk) -> Timeline:
         ProfileError: as `Walk.run`.
     """
     clocks = walk.clocks_at_start()
-    steps = tuple(walk.run(clocks))
+    deque(replace(walk, has_tasks=True).run(clocks), maxlen=0)
     executions = Counter[Program]()
     for (_, node), number in clocks.sums.runs.items():
         executions[node] += number
     for array in (clocks.state, clocks.sums.work, clocks.sums.overlapped):
         array.setflags(write=False)
-    return Timeline(clocks.of_ipus, clocks.sums.work, clocks.sums.overlapped, steps, dict(executions), walk.costliest)
+    return Timeline(clocks.of_ipus, clocks.sums.work, clocks.sums.overlapped, dict(executions), walk.costliest, walk)

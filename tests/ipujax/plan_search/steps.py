@@ -52,6 +52,21 @@ def dense_step(weights: Any, batch: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
 
 
+def half_step(weights: Any, batch: Any) -> Any:
+    """The same with weights in half precision, and their update in single precision."""
+
+    def loss(weights: Any) -> Any:
+        x, y = batch
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return ((x - y) ** 2).mean()
+
+    grads = jax.grad(loss)(weights)
+    return jax.tree.map(
+        lambda w, g: (w.astype(jnp.float32) - 0.1 * g.astype(jnp.float32)).astype(w.dtype), weights, grads
+    )
+
+
 def dense_arguments() -> tuple[Any, Any]:
     """Weights and batch of `dense_step`."""
     keys = jax.random.split(jax.random.key(1), 6)

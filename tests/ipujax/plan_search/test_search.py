@@ -19,7 +19,16 @@ from ipujax.plan_search import plan_costs, search_run, searching
 from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import traced_step
 from ipujax.runtime.logs import early_ends
-from tests.ipujax.plan_search.steps import ROWS, TILES, dense_arguments, dense_step, scanned_arguments, scanned_step
+from tests.ipujax.plan_search.steps import (
+    ROWS,
+    TILES,
+    dense_arguments,
+    dense_step,
+    half_step,
+    scanned_arguments,
+    scanned_step,
+    scores,
+)
 
 DEVICE = ipu.IPUModel(2, tiles_per_ipu=TILES)
 AXES = {"micro_batches": (1, 4), "schedule": ("1f1b",), "shards": (1,), "recompute": ("none",)}
@@ -283,6 +292,17 @@ def test_estimates_know_the_code_and_buffers_of_exchanges(step: Any) -> None:
     for stage, bytes_of_tiles in enumerate(used.reshape(2, -1)):
         # The program has copies to other stages, and the update, beside.
         assert 0.5 < exchange_bytes(work, bounds)[stage, stage + 1] / bytes_of_tiles.max() < 1.5
+
+
+@pytest.mark.parametrize(("step", "share"), [(dense_step, 1), (half_step, 2), (scores, 0)])
+def test_estimates_know_the_type_of_accumulators(step: Any, share: float) -> None:
+    weights, (x, y) = _shapes(dense_arguments())
+    args = weights, (x if step is scores else (x, y))
+    if step is half_step:
+        args = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, np.float16), args)
+    traced = traced_step(step, args)
+    costs = StepCosts(traced, traced.is_of((1,)), DEVICE.target)
+    assert costs.of_plan(ipu.Plan(micro_batches=4)).work.accumulator_share == pytest.approx(share, abs=0.01)
 
 
 def test_shards_that_nothing_divides_by_are_left_out() -> None:
