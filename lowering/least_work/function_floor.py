@@ -8,6 +8,7 @@ least counts; loops whose trip count is data, and operations on constants alone,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -21,7 +22,7 @@ from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.vertices.kernel_cycles import smallest_kernel_cycles
 from ipujax.lowering.replicas import unwrapped
-from ipujax.runtime.graph import DependencePath, LeastWork
+from ipujax.runtime.graph import LeastWork
 from ipujax.runtime.target import Target
 
 # Shares of a path's vertices that are tried, beside the mean tile's work: each is a bound, and the largest counts.
@@ -37,18 +38,19 @@ def least_work(jaxpr: ClosedJaxpr, target: Target) -> LeastWork:
     """
     function = _without_repetition(unwrapped(jaxpr).jaxpr)
     costs = _costs(function, target)
+    tiles = target.tiles_per_ipu
     floor = _floor(function, [_ARGUMENT] * len(function.in_avals), costs)  # of the mean tile
     smallest, exchange = smallest_kernel_cycles(target), _shortest_exchange(target)
     # Clocks of several IPUs advance side by side: the mean tile's work is no part of one path.
     shares = _TILE_SHARES if target.num_ipus == 1 else (1.0,)
-    # A longest path for each weight of its own cycles against the mean tile's work.
-    paths = [(share, longest_path(function, Weights(target, share, smallest, exchange, costs))) for share in shares]
-    return LeastWork(
-        floor.cycles,
-        smallest,
-        exchange,
-        tuple(DependencePath(share, x.supersteps, x.exchanges, x.vertex_cycles, x.cycles) for share, x in paths),
-    )
+    works: list[LeastWork] = []
+    for share in shares:
+        # By a smaller share a path is no longer: some shares need not be tried.
+        if works and replace(works[-1], tile_share=share).cycles(tiles) <= max(work.cycles(tiles) for work in works):
+            continue
+        path = longest_path(function, Weights(target, share, smallest, exchange, costs))
+        works.append(LeastWork(floor.cycles, exchange, share, path.supersteps, path.exchanges, path.cycles))
+    return max(works, key=lambda work: work.cycles(tiles))
 
 
 def _without_repetition(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

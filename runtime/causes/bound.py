@@ -113,14 +113,11 @@ def _least_phases(executable: Executable, runs: Mapping[Program, int]) -> _Phase
 
 
 def _of_path(work_of_target: LeastWork, target: Target) -> _Phases:
-    """Return the phases of the longest path, of one IPU with the work of the mean tile; by the best weights."""
-    tiles = target.tiles_per_ipu
-    paths = work_of_target.paths
-    totals = [path.cycles + (1 - path.tile_share) * work_of_target.tile_cycles / tiles for path in paths]
-    best = max(range(len(paths)), key=totals.__getitem__)
-    sync = paths[best].supersteps * float(target.internal_sync_cycles)
-    exchange = paths[best].exchanges * work_of_target.exchange_cycles
-    return _Phases(exchange=exchange, sync=sync, compute=max(0.0, totals[best] - sync - exchange))
+    """Return the phases of the longest path, of one IPU with the work of the mean tile, by its weights."""
+    sync = work_of_target.path_supersteps * float(target.internal_sync_cycles)
+    exchange = work_of_target.path_exchanges * work_of_target.exchange_cycles
+    compute = work_of_target.cycles(target.tiles_per_ipu) - sync - exchange
+    return _Phases(exchange=exchange, sync=sync, compute=max(0.0, compute))
 
 
 def _of_compute_sets(executable: Executable, runs: Mapping[Program, int]) -> tuple[_Phases, _Phases]:

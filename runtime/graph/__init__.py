@@ -30,7 +30,6 @@ from ipujax.runtime.graph.graph import (
 )
 from ipujax.runtime.graph.graph_notes import (
     ComputedAgain as ComputedAgain,
-    DependencePath as DependencePath,
     LeastWork as LeastWork,
     PaddedRows as PaddedRows,
     ReasonToRepeat as ReasonToRepeat,

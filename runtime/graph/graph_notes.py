@@ -74,39 +74,29 @@ class PaddedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class DependencePath:
-    """Longest dependence path of a function, each compute set with a sync and a smallest vertex.
-
-    Args:
-        tile_share: weight of its own vertices; the rest of 1 is that of the mean tile's work, see `causes.bound`.
-        supersteps: compute sets one behind the other.
-        exchanges: exchanges between them.
-        vertex_cycles: cycles of the smallest vertex of each.
-        cycles: of all, as weighted.
-    """
-
-    tile_share: float
-    supersteps: int
-    exchanges: int
-    vertex_cycles: float
-    cycles: float
-
-
-@dataclass(frozen=True, slots=True)
 class LeastWork:
-    """Work of the function of one replica that no plan avoids.
+    """Work of the function of one replica that no plan avoids, and its longest dependence path.
 
     Args:
         tile_cycles: cycles of its operations at peak rates, of all tiles together.
-        smallest_vertex_cycles: cycles that each vertex takes before its first element.
         exchange_cycles: cycles of a shortest exchange.
-        paths: its longest dependence path, by several weights.
+        tile_share: weight of the path's own vertices; the rest of 1 is that of the mean tile's work, see
+            `causes.bound`. The bound is largest by it.
+        path_supersteps: compute sets of the path, one behind the other.
+        path_exchanges: exchanges between them.
+        path_cycles: cycles of the path as weighted, each compute set with a sync and a smallest vertex.
     """
 
     tile_cycles: float
-    smallest_vertex_cycles: float
     exchange_cycles: float
-    paths: tuple[DependencePath, ...]
+    tile_share: float
+    path_supersteps: int
+    path_exchanges: int
+    path_cycles: float
+
+    def cycles(self, tiles: int) -> float:
+        """Return the cycles of one IPU by these weights: the path's, and those of the mean of its tiles."""
+        return self.path_cycles + (1 - self.tile_share) * self.tile_cycles / tiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)

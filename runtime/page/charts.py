@@ -105,7 +105,9 @@ def legend(colours: Mapping[str, str], patterns: Mapping[str, str] = MappingProx
 
 
 def bar(part: float, total: float, colour: str = ACCENT) -> Markup:
-    """Return a horizontal bar for a cell of a table, as wide as the cell where `part` is `total`."""
-    width = 100 * part / total if total else 0
+    """Return a horizontal bar for a cell of a table, as wide as the cell where `part` is `total`; "" for no width."""
+    width = round(100 * part / total, 1) if total else 0
+    if not width:  # as of most steps of a large program
+        return Markup()
     # The number is beside it: a screen reader skips the bar.
-    return tag("span", class_="bar", style=f"width:{width:.1f}%;background:{colour}", aria_hidden="true")
+    return tag("span", class_="bar", style=f"width:{width}%;background:{colour}", aria_hidden="true")

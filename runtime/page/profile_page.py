@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors, anchors_of
 from ipujax.runtime.page.document import Alarm, Column, DataTable, Section, Tab, document, sentence
@@ -41,6 +42,7 @@ MakeSection = Callable[[Figures, Anchors], Section]
 _MAX_WAITS = 5_000  # that are listed, the longest
 
 
+@collecting_rarely()
 def profile_page(profile: Figures) -> str:
     """Return the page of a profile."""
     overflow = out_of_memory(profile.memory)

@@ -108,13 +108,13 @@ class Attribution:
         weights = cost.active_by_group if any(cost.active_by_group) else [1] * len(groups)
         # Weights of parts differ in scale from group to group: with a common multiple all stay integers.
         scale = lcm(*(_part_cycles(group) for group in groups))
-        shares = [
-            share
+        parts = [
+            (number, *part)
             for number, (group, weight) in enumerate(zip(groups, weights, strict=True))
-            for share in _of_group(group, number, weight * scale // _part_cycles(group), origin, name)
+            for part in _parts_of(group, weight * scale // _part_cycles(group), origin, name)
         ]
-        weight_sum = sum(share.weight for share in shares)
-        shares = [replace(share, code=share.weight / weight_sum) for share in shares]
+        weight_sum = sum(weight for *_, weight in parts)
+        shares = [Share(origin, name, weight, weight / weight_sum, number) for number, origin, name, weight in parts]
         return shares or [Share(origin, operation_name(name, origin), 1)]
 
 
@@ -122,13 +122,13 @@ def _part_cycles(group: VertexGroup) -> int:
     return sum(part.cycles for part in group.parts()) or 1
 
 
-def _of_group(group: VertexGroup, number: int, weight: int, outer: Origin, name: str) -> Iterator[Share]:
-    """Yield the shares of a vertex group: one for each of its equations if they are known, else one."""
+def _parts_of(group: VertexGroup, weight: int, outer: Origin, name: str) -> Iterator[tuple[Origin, str, int]]:
+    """Yield origin, name and weight of the parts of a vertex group: its equations if they are known, else all of it."""
     origin = outer if group.origin == Origin() else group.origin
     if not group.parts():
-        yield Share(origin, operation_name(group.name or name, origin), weight, group=number)
+        yield origin, operation_name(group.name or name, origin), weight
     for part in group.parts():
-        yield Share(part.origin, part.name, weight * part.cycles, group=number)
+        yield part.origin, part.name, weight * part.cycles
 
 
 def operation_name(name: str, origin: Origin) -> str:

@@ -68,7 +68,7 @@ class _Walk:
         self.place: dict[int, int] = {}  # of each operation, in the order in which they first run
         self.written: dict[Variable, dict[int, int]] = {}  # bytes by operation
         self.handed: dict[tuple[int, int, Variable], int] = {}
-        self._accesses: dict[Program, list[tuple[Bytes, Bytes]]] = {}
+        self._accesses: dict[Program, tuple[list[tuple[Bytes, Bytes]], list[Variable]]] = {}
 
     def visit(self, node: Program, caller: Origin) -> None:
         """Walk a node that is called from some origin, `Origin()` outside of functions."""
@@ -87,27 +87,31 @@ class _Walk:
         row_of_group: dict[int, int] = {}
         for row, group in groups.items():
             row_of_group.setdefault(group, row)  # of several the one with most cycles
-        accesses = [(row_of_group.get(n, first), *access) for n, access in enumerate(self.accesses(node))]
+        of_groups, in_full = self.accesses(node)
+        accesses = [(row_of_group.get(n, first), *access) for n, access in enumerate(of_groups)]
         for reader, reads, _ in accesses:
             for variable, num_bytes in reads.items():
                 for writer, written in self.written.get(variable, {}).items():
                     key = writer, reader, variable
                     if writer != reader:
                         self.handed[key] = max(self.handed.get(key, 0), min(num_bytes, written))
-        sums = Counter[Variable]()
-        for _, _, writes in accesses:
-            sums.update(writes)
-        for variable, num_bytes in sums.items():
-            if num_bytes >= variable.num_bytes:  # in full
-                self.written[variable] = {}
+        self.written |= {variable: {} for variable in in_full}
         for writer, _, writes in accesses:
             for variable, num_bytes in writes.items():
                 self.written.setdefault(variable, {})[writer] = num_bytes
 
-    def accesses(self, node: Program) -> list[tuple[Bytes, Bytes]]:
-        """Return the bytes that each vertex group of a step reads and writes, by variable; of other steps of it all."""
+    def accesses(self, node: Program) -> tuple[list[tuple[Bytes, Bytes]], list[Variable]]:
+        """Return the bytes that each vertex group of a step reads and writes, by variable; of other steps of it all.
+
+        Also returns the variables that the step writes in full.
+        """
         if node not in self._accesses:
-            self._accesses[node] = self._find_accesses(node)
+            accesses = self._find_accesses(node)
+            sums = Counter[Variable]()
+            for _, writes in accesses:
+                sums.update(writes)
+            in_full = [variable for variable, num_bytes in sums.items() if num_bytes >= variable.num_bytes]
+            self._accesses[node] = accesses, in_full
         return self._accesses[node]
 
     def _find_accesses(self, node: Program) -> list[tuple[Bytes, Bytes]]:

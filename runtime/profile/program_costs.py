@@ -101,6 +101,8 @@ class _Tree:
         self.weights = run_counts(program)
         self.is_large = fold(_num_nodes)(program) > MAX_NODES
         self.expanded: set[Function] = set()
+        # What is inside of a node that runs so many times, and its cycles: calls of a function have the same.
+        self.known: dict[tuple[object, int], tuple[list[tuple[ProgramNode, np.ndarray]], np.ndarray]] = {}
 
     def root(self) -> ProgramNode:
         nodes = self.nodes(self.program, 1)
@@ -120,8 +122,11 @@ class _Tree:
             return [pair for child in node.children() for pair in self.nodes(child, times)]
         if not self.ids.programs_of(node) or isinstance(node, WriteUndef):
             return []
-        children = [pair for child in node.children() for pair in self.nodes(child, times * node.child_runs)]
-        cycles = self.total(children)
+        inside = node.function if isinstance(node, Call) else node, times * node.child_runs
+        if inside not in self.known:
+            pairs = [pair for child in node.children() for pair in self.nodes(child, inside[1])]
+            self.known[inside] = pairs, self.total(pairs)
+        children, cycles = self.known[inside]
         runs = times
         name, line = _name_and_line(node)
         if node in self.executable.steps:

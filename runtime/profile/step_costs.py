@@ -9,6 +9,7 @@ counted by `Codelet.flops`; user codelets without it count one operation a point
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -104,7 +105,9 @@ def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
     part = origin.part if has_backward else ""
     is_shared = origin.layer.partition("/")[0] == OF_CALLER  # a variable inside of a function that is called
     line = "" if origin.line.startswith(OF_CALLER) else origin.line
-    return replace(origin, line=line, layer=join_layers(SHARED * is_shared, visible_layer(origin.layer)), part=part)
+    layer = join_layers(SHARED * is_shared, visible_layer(origin.layer))
+    is_same = line == origin.line and layer == origin.layer and part == origin.part  # as of most: copies take long
+    return origin if is_same else replace(origin, line=line, layer=layer, part=part)
 
 
 def has_backward(shares_of_steps: Iterable[Sequence[Share]]) -> bool:
@@ -254,10 +257,13 @@ class _Table:
         for row in {id(row): row for row in rows}.values():  # once, even with several shares of the step
             row.busy += busy
             row.available += available
+        parts_of: dict[int, list[tuple[_Sum, Share]]] = defaultdict(list)  # by vertex group
+        for row, share in zip(rows, shares, strict=True):
+            parts_of[share.group].append((row, share))
         for number, group in enumerate(self.executable.graph.groups[node.compute_set]):
-            flops = _flops(group)
-            parts = [(row, share) for row, share in zip(rows, shares, strict=True) if share.group == number]
-            if flops == 0 or not parts:
+            parts = parts_of[number]
+            flops = _flops(group) if parts else 0
+            if flops == 0:
                 continue
             reads = {dtype_name(f.dtype) for f in group.codelet.fields if f.is_read and _is_float(f.dtype)}
             weights = [share.weight for _, share in parts]

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
 from ipujax.runtime.files import FilePath
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
 from ipujax.runtime.options import check_label
@@ -292,6 +293,7 @@ class Profile(Figures):
         return {"graphProfile": self.graph(), "executionProfile": self.execution()}
 
     @checking_calls("profile.summary")
+    @collecting_rarely()
     def summary(
         self,
         operations: int = 5,

@@ -188,6 +188,7 @@ class _Frame:
         self.starts, self.ends = starts_and_ends(self.frame)
         self.live: dict[Variable, tuple[SortKey, LiveItem]] = {}
         self.ordered: list[tuple[SortKey, LiveItem]] = []  # of `live` those with bytes, as `_sort_items` sorts them
+        self.live_bytes = 0  # of all of them
         self.number = count()
         self.position = 0  # of the next step
 
@@ -197,8 +198,7 @@ class _Frame:
             return LiveNode(node, "", children=tuple(map(self.node, node.children())) if node.child_runs else ())
         test = node.test if isinstance(node, Loop) else None  # runs before the decision, so its steps come first
         before = () if test is None else (self.node(test),)
-        items = self.step(node)
-        num_bytes = sum(item.num_bytes for item in items)
+        items, num_bytes = self.step(node)
         if isinstance(node, Call):
             function = node.function
             if function not in self.bodies:
@@ -210,19 +210,21 @@ class _Frame:
         name = node.label if isinstance(node, Leaf) else ""
         return LiveNode(node, name, num_bytes, items, (*before, *map(self.node, children)))
 
-    def step(self, node: Program) -> Items:
-        """Advance to the next step, that of a node; return the items live at it."""
+    def step(self, node: Program) -> tuple[Items, int]:
+        """Advance to the next step, that of a node; return the items live at it, and their bytes."""
         step = self.frame.steps[self.position]
         assert step is node, "steps of another program"  # two walks of one tree that must agree
         for variable in self.ends[self.position]:
             if (entry := self.live.pop(variable, None)) is not None and entry[1].num_bytes:
                 del self.ordered[bisect_left(self.ordered, entry[0], key=itemgetter(0))]
+                self.live_bytes -= entry[1].num_bytes
         for variable in self.starts[self.position]:
             if variable not in self.always and variable not in self.live:
                 item = LiveItem.of(variable, variable.num_bytes, "variable")
                 entry = self.live[variable] = _sort_key(item, next(self.number)), item
                 if item.num_bytes:
                     insort(self.ordered, entry, key=itemgetter(0))
+                    self.live_bytes += item.num_bytes
         self.position += 1
         buffers = [LiveItem.buffer(step, int(values.sum()), name) for name, _, values in self.occupancy.buffers(step)]
         rows = self.ordered
@@ -231,4 +233,4 @@ class _Frame:
             for item in buffers:
                 if item.num_bytes:
                     insort(rows, (_sort_key(item, next(self.number)), item), key=itemgetter(0))
-        return tuple([item for _, item in rows])
+        return tuple([item for _, item in rows]), self.live_bytes + sum(item.num_bytes for item in buffers)

@@ -129,6 +129,7 @@ def _fill_placeholders(layer: str, names: Sequence[str]) -> str:
     return _PLACEHOLDER.sub(lambda match: names[int(match[1])], layer) if names else layer
 
 
+@remembered_small
 def visible_layer(layer: str) -> str:
     """Return a layer as reports show it, without placeholders of callers."""
     return join_layers(*(name for name in layer.split("/") if not name.startswith(OF_CALLER)))

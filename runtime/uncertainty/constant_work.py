@@ -19,14 +19,10 @@ from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
 _MOST_AT_ONCE_BYTES = 1 << 26  # work of the machines of which a program is costed together
 
 
-def uncertain_constants(target: Target) -> list[str]:
-    """Return the rates that are not exact."""
-    return [name for name in perturbed_constants(target) if target.sources[name].low < target.sources[name].high]
-
-
 def interval_ends(target: Target) -> dict[str, tuple[float, float]]:
     """Return both ends of the interval of each rate that is not exact, over its value."""
-    return {name: (target.sources[name].low, target.sources[name].high) for name in uncertain_constants(target)}
+    intervals = {name: (target.sources[name].low, target.sources[name].high) for name in perturbed_constants(target)}
+    return {name: (low, high) for name, (low, high) in intervals.items() if low < high}
 
 
 def works_of_constants(

@@ -7,6 +7,7 @@ Limits: a line of an unknown path belongs to the file of its name, if there is a
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,21 +82,29 @@ def source_view(profile: Figures) -> tuple[SourceFile, ...]:
     Raises:
         ProfileError: a loop whose trip count is unknown.
     """
+    return profile.once(_source_view)
+
+
+def _source_view(profile: Figures) -> tuple[SourceFile, ...]:
     texts = profile.sources
+    paths_of: dict[str, list[str]] = defaultdict(list)
+    for path in texts:
+        paths_of[Path(path).name].append(path)
     names = dict[str, str]()
     costs: dict[str, dict[int, LineCost]] = defaultdict(lambda: defaultdict(LineCost))
     # Cycles of a line are those of `operations`, as in the summary; bytes are in the costs of steps alone.
     for row in profile.operations():
-        if (line := _locate(row.origin, list(texts))) is not None:
+        if (line := _locate(row.origin, paths_of)) is not None:
             path, number, name = line
             names[path] = name
             cost = costs[path][number]
             cost.cycles += row.cycles
             cost.share += row.share
-            cost.names += tuple(name for name in row.names if name not in cost.names)
+            cost.names = tuple(dict.fromkeys((*cost.names, *row.names)))
+    layers: dict[tuple[str, int], dict[str, None]] = defaultdict(dict)
     rows = sorted(enumerate(profile.step_costs), key=lambda row: -row[1].cycles)
     for operation, step in rows:
-        if (line := _locate(step.origin, list(texts))) is not None:
+        if (line := _locate(step.origin, paths_of)) is not None:
             path, number, name = line
             names[path] = name
             cost = costs[path][number]
@@ -103,17 +112,19 @@ def source_view(profile: Figures) -> tuple[SourceFile, ...]:
             cost.variable_bytes += step.variable_bytes
             if step.cycles and cost.operation is None:
                 cost.operation = operation
-            if step.origin.layer and step.origin.layer not in cost.layers:
-                cost.layers += (step.origin.layer,)
+            if step.origin.layer:
+                layers[path, number][step.origin.layer] = None
+    for (path, number), of_line in layers.items():
+        costs[path][number].layers = tuple(of_line)
     files = [SourceFile(path, tuple(texts.get(path, ())), dict(lines), names[path]) for path, lines in costs.items()]
     return tuple(sorted(files, key=lambda file: -file.cycles))
 
 
-def _locate(origin: Origin, paths: list[str]) -> tuple[str, int, str] | None:
-    """Return path, line number and file name of an origin."""
+def _locate(origin: Origin, paths_of: Mapping[str, Sequence[str]]) -> tuple[str, int, str] | None:
+    """Return path, line number and file name of an origin, from the paths of files by name."""
     line = line_number(origin.line)
     if line is None:
         return None
     name, number = line
-    candidates = [path for path in paths if Path(path).name == name]
+    candidates = paths_of.get(name, ())
     return origin.file or (candidates[0] if len(candidates) == 1 else name), number, name
