@@ -15,8 +15,7 @@ from typing import NamedTuple
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
 from ipujax.lowering.jaxpr import HOLDERS, phase_of, stage_name, substituted
 from ipujax.lowering.layer_notes import origin_of
-from ipujax.lowering.passes.cse import checkpoints, constants_of
-from ipujax.lowering.passes.value_numbers import earlier_equals
+from ipujax.lowering.passes.cse import checkpoints, constants_of, earlier_equals
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.graph import ComputedAgain, ReasonToRepeat
