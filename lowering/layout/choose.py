@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ipujax.lowering.layout.counts import total_elements
 from ipujax.lowering.layout.digits import view_digits
 from ipujax.lowering.layout.grid_cost import Source, Work
-from ipujax.lowering.layout.grids import Grids, even_grids
+from ipujax.lowering.layout.grids import Grids, even_grids, total_elements
 from ipujax.lowering.layout.mapping import first_tile
 from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import empty_placement, unmoved_placement
