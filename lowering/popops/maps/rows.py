@@ -141,15 +141,12 @@ def by_rows(
     written = [FieldUse((*row[:axis], Span(None, extent), *row[axis + 1 :])) for extent, _ in results]
     work = Work(codelet, (*read, *written))
 
-    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
-        for tensor in operands:
-            place_operand(builder.graph, tensor, row, placement)
-        for tensor in scalars:
-            map_linearly(builder.graph, tensor)
-        return _add_rows(builder, codelet, operands, results, axis, placement, scalars)
-
-    placement = choose(builder.graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars], add)
-    return add(builder, placement)
+    placement = choose(builder.graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars])
+    for tensor in operands:
+        place_operand(builder.graph, tensor, row, placement)
+    for tensor in scalars:
+        map_linearly(builder.graph, tensor)
+    return _add_rows(builder, codelet, operands, results, axis, placement, scalars)
 
 
 def _add_rows(
