@@ -77,12 +77,10 @@ def per_key(
     written = [FieldUse(spans(shape, range(len(shape))))] * len(results)
     work = Work(codelet, (*read, *written))
 
-    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
-        for tensor, tensor_spans in zip(operands, key_spans, strict=True):
-            place_operand(builder.graph, tensor, tensor_spans, placement)
-        return _add_vertices_on_keys(builder, codelet, operands, keys_rank, results, placement)
-
-    return add(builder, choose(builder.graph, shape, order, work, operands, add))
+    placement = choose(builder.graph, shape, order, work, operands)
+    for tensor, tensor_spans in zip(operands, key_spans, strict=True):
+        place_operand(builder.graph, tensor, tensor_spans, placement)
+    return _add_vertices_on_keys(builder, codelet, operands, keys_rank, results, placement)
 
 
 def _add_vertices_on_keys(

@@ -11,16 +11,17 @@ from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ipujax.lowering.gcl.collective_params import (
+        AXIS as AXIS,
         COLLECTIVES as COLLECTIVES,
         MONOIDS as MONOIDS,
         Form as Form,
         axes_of as axes_of,
         axis_of as axis_of,
+        axis_rank as axis_rank,
         is_collective as is_collective,
         is_reduction as is_reduction,
     )
     from ipujax.lowering.gcl.collective_schedules import Groups as Groups, estimated_cycles as estimated_cycles
-    from ipujax.lowering.gcl.replica_axis import AXIS as AXIS, axis_rank as axis_rank
     from ipujax.lowering.gcl.stacked import whole as whole
 else:
     __getattr__ = lazy_names(__name__)

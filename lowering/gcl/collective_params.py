@@ -10,6 +10,9 @@ results for `stacked` and `collectives`, in which a leading dimension of ranks n
     permute         ppermute, pbroadcast  (source, destination) pairs
     index           axis_index, axis_rank the number of the replica, or its rank along axes of a mesh
 
+The rank of a replica along axes of a mesh is a constant of each replica, bound by `axis_rank`: unlike arithmetic on
+`axis_index` its values are known, and so which replicas have equal ones.
+
 Source: `jax.lax` parallel operations, jax 0.10.
 """
 
@@ -17,16 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ipujax.lowering.gcl import stacked
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
-from ipujax.lowering.gcl.replica_axis import AXIS
-from ipujax.lowering.jax_compat import JaxprEqn, shape_of
+from ipujax.lowering.jax_compat import JaxprEqn, make_primitive, shape_of
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
@@ -260,3 +263,23 @@ def is_collective(eqn: JaxprEqn) -> bool:
 def is_reduction(eqn: JaxprEqn) -> bool:
     """True for an equation that reduces its operands over replicas and over nothing else."""
     return is_collective(eqn) and all(isinstance(axis, str) for axis in eqn.params.get("axes", (0,)))
+
+
+AXIS = "replica"  # default name
+
+
+def axis_rank(ranks: Sequence[int]) -> jax.Array:
+    """Returns the rank of this replica, int32[]; `ranks` has that of each replica."""
+    (rank,) = axis_rank_p.bind(ranks=tuple(map(int, ranks)), axis_name=AXIS)
+    return rank
+
+
+def _compute(*, ranks: tuple[int, ...], axis_name: str) -> list[jax.Array]:
+    return [jnp.asarray(ranks, jnp.int32)[lax.axis_index(axis_name)]]
+
+
+def _shapes(**params: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct((), np.int32)]
+
+
+axis_rank_p = make_primitive("axis_rank", _compute, _shapes)

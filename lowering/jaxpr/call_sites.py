@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
-from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr.function_runs import Frames
 from ipujax.lowering.jaxpr.gradient_bodies import GradientBodies
 from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, TracedEquation
@@ -49,7 +49,7 @@ class Bodies:
         program: the outermost jaxpr.
     """
 
-    def __init__(self, program: Jaxpr) -> None:
+    def __init__(self, program: ClosedJaxpr) -> None:
         self.omitted = OmittedCalls(program)
         self.gradients = GradientBodies[LayerNames]()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipujax.lowering.jax_compat import (
@@ -136,6 +136,20 @@ def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """Yield the equations of the jaxprs in an equation, at any depth."""
     for inner in jaxprs_in_params(eqn.params):
         yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def distinct_jaxprs(jaxpr: ClosedJaxpr, holders: Collection[str] | None = None) -> Iterator[ClosedJaxpr]:
+    """Yield a jaxpr and those inside it, each once; with `holders` those in equations of these primitives alone."""
+    visited = {id(jaxpr.jaxpr)}
+    stack = [jaxpr]
+    while stack:
+        body = stack.pop()
+        yield body
+        eqns = [eqn for eqn in body.jaxpr.eqns if holders is None or eqn.primitive.name in holders]
+        for inner in (closed(inner) for eqn in eqns for inner in jaxprs_in_params(eqn.params)):
+            if id(inner.jaxpr) not in visited:
+                visited.add(id(inner.jaxpr))
+                stack.append(inner)
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:

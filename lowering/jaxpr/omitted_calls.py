@@ -13,12 +13,13 @@ that all calls have in common.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 
-from ipujax.lowering.jax_compat import CALLEES, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params, raw_frames
+from ipujax.lowering.jax_compat import CALLEES, ClosedJaxpr, Jaxpr, JaxprEqn, Var, closed, raw_frames
 from ipujax.lowering.jaxpr.function_runs import Call, Frames, Place
+from ipujax.lowering.jaxpr.nested import distinct_jaxprs
 from ipujax.lowering.source_info import shown_calls, traced_from
 from ipujax.runtime.errors import is_of_user
 
@@ -55,7 +56,7 @@ _MAX_READERS = 64  # a value with more distinguishes no calls: a mask of all lay
 class OmittedCalls:
     """Calls in all jaxprs of one program, searched on demand."""
 
-    def __init__(self, program: Jaxpr) -> None:
+    def __init__(self, program: ClosedJaxpr) -> None:
         self._program = program
         self._jaxprs: dict[Root, list[Jaxpr]] | None = None
         self._calls: dict[int, dict[Root, list[OmittedCall]]] = {}
@@ -104,8 +105,8 @@ class OmittedCalls:
     def _jaxprs_of(self, root: Root) -> list[Jaxpr]:
         if self._jaxprs is None:
             self._jaxprs = defaultdict(list)
-            for jaxpr in _all_jaxprs(self._program):
-                self._jaxprs[traced_from(jaxpr)].append(jaxpr)
+            for body in distinct_jaxprs(self._program):
+                self._jaxprs[traced_from(body.jaxpr)].append(body.jaxpr)
         return self._jaxprs[root]
 
     def _calls_in(self, jaxpr: Jaxpr) -> dict[Root, list[OmittedCall]]:
@@ -191,21 +192,6 @@ def _nest_call(call: OmittedCall, inner: OmittedCall) -> OmittedCall:
 def _remove_duplicates(calls: Sequence[OmittedCall]) -> list[OmittedCall]:
     # One of each set of calls that cannot be distinguished.
     return list({call.identity: call for call in calls}.values())
-
-
-def _all_jaxprs(program: Jaxpr) -> Iterator[Jaxpr]:
-    """Yield a jaxpr and all jaxprs inside it, each once."""
-    visited = {id(program)}
-    stack = [program]
-    while stack:
-        jaxpr = stack.pop()
-        yield jaxpr
-        for eqn in jaxpr.eqns:
-            for inner in jaxprs_in_params(eqn.params):
-                nested = closed(inner).jaxpr
-                if id(nested) not in visited:
-                    visited.add(id(nested))
-                    stack.append(nested)
 
 
 def _match_by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:

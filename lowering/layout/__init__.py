@@ -1,12 +1,14 @@
 """Tile mappings and memory orders: candidates, their costs, the choice, and the mapping of variables."""
 
-from ipujax.lowering.layout.counts import Count as Count, ceil_div as ceil_div, total_elements as total_elements
 from ipujax.lowering.layout.digits import view_digits as view_digits
 from ipujax.lowering.layout.grids import (
+    Count as Count,
     Grids as Grids,
+    ceil_div as ceil_div,
     cut_again as cut_again,
     even_grids as even_grids,
     split_candidates as split_candidates,
+    total_elements as total_elements,
 )
 from ipujax.lowering.layout.in_place import must_be_set_aside as must_be_set_aside, overwrite as overwrite
 from ipujax.lowering.layout.mapping import (
@@ -29,8 +31,11 @@ from ipujax.lowering.layout.memory_order import (
     memory_order as memory_order,
     variable_like as variable_like,
 )
-from ipujax.lowering.layout.neighbours import neighbour_mappings as neighbour_mappings
-from ipujax.lowering.layout.shared_windows import SharedWindow as SharedWindow, shared_windows as shared_windows
+from ipujax.lowering.layout.neighbours import (
+    SharedWindow as SharedWindow,
+    neighbour_mappings as neighbour_mappings,
+    shared_windows as shared_windows,
+)
 from ipujax.lowering.layout.trial import (
     Operand as Operand,
     choose_cheapest as choose_cheapest,

@@ -1,8 +1,8 @@
 """Choice of the placement of an operation: the blocks of its index space and their tiles, by lowest cost.
 
 Candidates are even grids, and the placements that mapped operands have. Grids that use fewer tiles stay candidates
-whatever the number of tiles, and their cost does not depend on it. Where halos are read, the cheapest few are
-tried on a scratch graph; all other choices are by closed formulas.
+whatever the number of tiles, and their cost does not depend on it. Choices are by closed formulas, which only estimate
+the cost where halos are read: to try the eight best grids there on a scratch graph changed no benchmark.
 """
 
 from __future__ import annotations
@@ -11,26 +11,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ipujax.lowering.layout.counts import total_elements
 from ipujax.lowering.layout.digits import view_digits
 from ipujax.lowering.layout.grid_cost import Source, Work
-from ipujax.lowering.layout.grids import Grids, even_grids
+from ipujax.lowering.layout.grids import Grids, even_grids, total_elements
 from ipujax.lowering.layout.mapping import first_tile
 from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import empty_placement, unmoved_placement
-from ipujax.lowering.layout.trial import choose_cheapest, weighted_cost
 from ipujax.runtime.cache import remembered_and_stored
 from ipujax.runtime.exchange import receive_code_bytes
-from ipujax.runtime.graph import Builder, Graph
+from ipujax.runtime.graph import Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, blocked_mapping, element_bytes
 
 _COSTED_AT_ONCE = 64
-_MOST_TRIALS = 8  # trials of grids where halos are read, whose cycles the formulas only estimate
 _CROWDING_CYCLES = 1e12  # above the cost of any operation
 
-# Adds the operation by a placement.
-Add = Callable[[Builder, Blocked], object]
 # Cost of the steps after the operation, such as combining partials: (grids, target, cost per byte) → float[candidates].
 CostAfter = Callable[[Grids, Target, float], np.ndarray]
 
@@ -46,11 +41,10 @@ def choose(
     order: Sequence[int],
     work: Work,
     operands: Sequence[Tensor],
-    add: Add,
     cost_after: CostAfter | None = None,
     unmoved_fields: Sequence[int] = (),
 ) -> Blocked:
-    """Cuts an index space into blocks and places each on a tile, at the lowest cost.
+    """Cuts an index space into blocks and places each on a tile, at the lowest estimated cost.
 
     Args:
         graph: target and mappings of the operands.
@@ -58,8 +52,7 @@ def choose(
         order: dimensions that may be cut.
         work: codelet of the operation, and the use of its fields.
         operands: tensor of each field that is read, in the order of fields.
-        add: adds the operation by a placement to a graph and a program, for trials.
-        cost_after: cycles of the steps that `add` adds behind the operation itself, as combining partials; hashable.
+        cost_after: cycles of the steps behind the operation itself, as combining partials; hashable.
         unmoved_fields: fields whose bytes are not counted where they are mapped. Others count as if placed, which
             spreads operations on large parts of them; without that, steps of small networks took up to 4 % more
             cycles.
@@ -71,30 +64,17 @@ def choose(
     order = tuple(order)
     if 0 in shape:
         return empty_placement(shape)
-    # Trials (adding the operation to a graph of its own, which costs it) are for halos, whose cycles are estimates. Of
-    # an operand that is mapped already each tile receives its whole block on any grid: a trial ranks grids as the
-    # estimate.
-    ranks_as_trial = work.is_exact or work.has_mapped_fields
-    num_trials = 1 if ranks_as_trial else _MOST_TRIALS
-    grids = even_grids(shape, order, graph.target.tiles_per_ipu)
-    # The grids of lowest estimate, and the estimates.
-    numbers, cycles = _rank_grids(shape, order, work, graph.target, graph.byte_cost_cycles, cost_after, num_trials)
-    grid_placements = [grids.placement(n) for n in numbers]
-    candidates = list(grid_placements)
-    bounds = list(cycles)
-    needs_no_trial = [ranks_as_trial] * len(candidates)
-    # Beside them the placements by which some operands do not move; their fields cost no exchange.
+    number, least_cycles = _best_grid(shape, order, work, graph.target, graph.byte_cost_cycles, cost_after)
+    grid = chosen = even_grids(shape, order, graph.target.tiles_per_ipu).placement(number)
+    # Beside it the placements by which some operands do not move; their fields cost no exchange.
     for placement, unmoved in _fields_unmoved_by(graph, shape, order, work, operands).items():
-        local_work = work.with_free(unmoved)
         unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
-        candidates.append(placement)
-        bounds.append(
-            estimated_cycles(placement, local_work, cost_after, graph) - graph.byte_cost_cycles * unmoved_bytes
-        )
-        needs_no_trial.append(ranks_as_trial or local_work.is_exact)
-    chosen = choose_cheapest(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), needs_no_trial)
+        cycles = estimated_cycles(placement, work.with_free(unmoved), cost_after, graph)
+        cycles -= graph.byte_cost_cycles * unmoved_bytes
+        if cycles < least_cycles:
+            chosen, least_cycles = placement, cycles
     # Only a grid may start at another tile: the placement of a mapped operand has its tiles.
-    return _on_next_tiles(graph, chosen) if any(chosen is grid for grid in grid_placements) else chosen
+    return _on_next_tiles(graph, grid) if chosen is grid else chosen
 
 
 def _fields_unmoved_by(
@@ -119,39 +99,31 @@ def _on_next_tiles(graph: Graph, placement: Blocked) -> Blocked:
     return blocked_mapping(placement.cuts, placement.tile + np.int32(first)) if first else placement
 
 
-def _trial_cost(graph: Graph, add: Add, placement: Blocked) -> int:
-    return weighted_cost(graph, lambda builder: add(builder, placement))
-
-
-def _is_ranking(
-    value: tuple[tuple[int, ...], tuple[float, ...]],
+def _is_grid(
+    value: tuple[int, float],
     shape: tuple[int, ...],
     order: tuple[int, ...],
     work: Work,
     target: Target,
     byte_cost: float,
     cost_after: CostAfter | None,
-    limit: int,
 ) -> bool:
-    """Return whether a value from a file, numbers and cycles of grids, can be the result of `_rank_grids`."""
-    numbers, cycles = value
-    count = even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
-    return len(numbers) == len(cycles) == min(limit, count) and all(0 <= n < count for n in numbers)
+    """Return whether a value from a file, number and cycles of a grid, can be the result of `_best_grid`."""
+    return 0 <= value[0] < even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
 
 
-@remembered_and_stored(_is_ranking)
-def _rank_grids(
+@remembered_and_stored(_is_grid)
+def _best_grid(
     shape: tuple[int, ...],
     order: tuple[int, ...],
     work: Work,
     target: Target,
     byte_cost: float,
     cost_after: CostAfter | None,
-    limit: int,
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Numbers of the even grids of lowest estimated cycles, and the estimates, of at most `limit` grids.
+) -> tuple[int, float]:
+    """Number of the even grid of lowest estimated cycles, and the estimate.
 
-    Of equals first that with the smallest blocks worth a tile, then that of fewest tiles. Numbers are those in
+    Of equals that with the smallest blocks worth a tile, then that of fewest tiles. Its number is that in
     `even_grids(shape, order, …)`, of cuts along the dimensions `order` of an index space `shape`.
     """
     grids = even_grids(shape, order, target.tiles_per_ipu)
@@ -159,8 +131,8 @@ def _rank_grids(
     tiles = np.prod(grids.blocks, axis=0)
     block_bytes = _block_bytes(work, grids)
     # The last key is the first one to sort by.
-    best = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:limit]
-    return tuple(int(n) for n in best), tuple(float(cycles[n]) for n in best)
+    best = int(np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[0])
+    return best, float(cycles[best])
 
 
 def _block_bytes(work: Work, grids: Grids) -> np.ndarray:

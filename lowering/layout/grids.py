@@ -9,13 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import ragged_rows
 from ipujax.runtime.tensor import Blocked, blocked_mapping, even_cuts, frozen
+
+Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same
+
+
+def ceil_div(number: Count, divisor: Count) -> Count:
+    """Quotient rounded up."""
+    return -(-number // divisor)
+
+
+def total_elements(lengths: Sequence[Count]) -> Count:
+    """Number of elements of a block with these lengths."""
+    total: Count = np.int64(1)
+    for length in lengths:
+        total = total * length
+    return total
+
 
 # Upper bound of candidate numbers of blocks of a dimension, by the number of dimensions that can be cut: their product
 # is the number of grids, 512 to 100,000.

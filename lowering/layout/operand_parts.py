@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ipujax.lowering.layout.counts import total_elements
-from ipujax.lowering.layout.grids import Grids
+from ipujax.lowering.layout.grids import Grids, total_elements
 from ipujax.runtime.target import Target
 
 

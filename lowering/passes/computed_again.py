@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
-from ipujax.lowering.jaxpr import HOLDERS, phase_of, stage_name, substituted
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed
+from ipujax.lowering.jaxpr import HOLDERS, distinct_jaxprs, phase_of, stage_name, substituted
 from ipujax.lowering.layer_notes import origin_of
-from ipujax.lowering.passes.cse import checkpoints, constants_of
-from ipujax.lowering.passes.value_numbers import earlier_equals
+from ipujax.lowering.passes.cse import checkpoints, constants_of, earlier_equals
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.graph import ComputedAgain, ReasonToRepeat
@@ -38,7 +37,7 @@ def computed_again(jaxpr: ClosedJaxpr, kept_apart: Collection[JaxprEqn]) -> tupl
     """
     places = set(map(_place, kept_apart))
     rows = Counter[ComputedAgain]()
-    for body in _bodies(jaxpr):
+    for body in distinct_jaxprs(jaxpr, HOLDERS):
         members = list(_expanded(body.jaxpr.eqns, {}))
         eqns = [member.eqn for member in members]
         runs = checkpoints(eqns)
@@ -69,20 +68,6 @@ def _separation(first: JaxprEqn, eqn: JaxprEqn) -> ReasonToRepeat | None:
 def _place(eqn: JaxprEqn) -> tuple[str, str, str]:
     """What of an equation passes keep, by which one after all passes is found among those of `cse`."""
     return eqn.primitive.name, name_stack(eqn), source_line(eqn)
-
-
-def _bodies(jaxpr: ClosedJaxpr) -> Iterator[ClosedJaxpr]:
-    """Yields a jaxpr and those inside its calls, loops and branches; one that several equations share comes once."""
-    waiting = [jaxpr]
-    seen = set[int]()
-    while waiting:
-        body = waiting.pop()
-        if id(body.jaxpr) in seen:
-            continue
-        seen.add(id(body.jaxpr))
-        yield body
-        eqns = [eqn for eqn in body.jaxpr.eqns if eqn.primitive.name in HOLDERS]
-        waiting += [closed(inner) for eqn in eqns for inner in jaxprs_in_params(eqn.params)]
 
 
 class _Member(NamedTuple):

@@ -1,15 +1,32 @@
 """Pass `count_loops`: a `while` whose trip count is known becomes a `scan` of that length.
 
-Known integers reach loops inside of loops, branches and mapped functions by their operands, see `trip_counts`.
+Such a loop compares a scalar counter with a bound (`<`, `<=`, `>`, `>=`, `!=`, or `not` of one), and each iteration
+adds the same step to the counter. Start, step and bound are known where they are constants, arguments with known
+values, carries that no iteration changes, or computed from those. Known integers reach loops inside of loops, branches
+and mapped functions by their operands.
+Limits: counters are integers that do not wrap around; a condition of several comparisons is data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, scan_p
-from ipujax.lowering.jaxpr import CONTROL_FLOW, bodies, primitive_names, with_equations, with_inner
-from ipujax.lowering.passes.trip_counts import Known, fixed_carries, known_operands, known_values, trip_count
+import jax
+import numpy as np
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, scan_p
+from ipujax.lowering.jaxpr import (
+    CONTROL_FLOW,
+    Body,
+    bodies,
+    primitive_names,
+    while_body,
+    while_condition,
+    with_equations,
+    with_inner,
+)
+from ipujax.lowering.primitives import exact_value, record_of
 
 
 def count_loops(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -95,3 +112,218 @@ _KNOWN_INSIDE: dict[str, Callable[[JaxprEqn, Sequence[Known]], list[Known]]] = {
     **dict.fromkeys(CONTROL_FLOW, _known_in_bodies),
     "tile_map": _known_in_tile_map,
 }
+
+
+Known = Any  # a NumPy scalar, None for a value that is data
+
+_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "ne": "eq", "eq": "ne"}
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne", "eq": "eq"}
+_FOLDED = frozenset(
+    (
+        *("add", "sub", "mul", "div", "rem", "neg", "sign", "abs", "max", "min", "clamp", "integer_pow", "select_n"),
+        *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "shift_left", "shift_right_arithmetic"),
+        *("convert_element_type", "copy"),
+    )
+)
+
+
+def iterations(start: int, end: int, step: int, direction: str) -> int | None:
+    """Count the iterations of a loop that runs while `counter direction end` is true.
+
+    Args:
+        start: first value of the counter.
+        end: bound.
+        step: added by each iteration.
+        direction: "lt", "le", "gt", "ge", "ne" or "eq".
+
+    Returns:
+        The iterations in unbounded integers; None if it never ends.
+    """
+    if direction in ("le", "ge"):  # as "lt" and "gt" with the next bound
+        end = end + (1 if direction == "le" else -1)
+    if direction == "eq":
+        return 0 if start != end else (None if step == 0 else 1)
+    if start == end and direction == "ne":
+        return 0
+    if direction == "ne":  # ends only if the counter meets the bound exactly
+        is_met = step != 0 and (end - start) % step == 0 and (end - start) // step > 0
+        return (end - start) // step if is_met else None
+    is_upwards = direction in ("lt", "le")
+    if start == end or (start < end) != is_upwards:
+        return 0
+    return -((start - end) // step) if step != 0 and (step > 0) == is_upwards else None
+
+
+def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
+    """Number of iterations of a `while` that counts an integer to a bound; None if it depends on data.
+
+    The condition must compare a carry plus a constant with a known value, and each iteration add a constant to the
+    carry.
+
+    Args:
+        eqn: equation `while`.
+        known: scalar that each operand is known to be; None for those that are data.
+
+    Returns:
+        The iterations; None also if the condition has effects, or the counter would overflow its dtype.
+    """
+    condition = while_condition(eqn.params)
+    body = while_body(eqn.params)
+    tested = condition.jaxpr.jaxpr
+    computed = body.jaxpr.jaxpr
+    initial = known[body.operands.carries]
+    fixed = fixed_carries(body, known)
+    comparison = None if tested.effects else _comparison(tested)
+    if comparison is None:
+        return None
+    values_of_condition = known_values(condition.jaxpr, [*known[condition.operands.constants], *fixed])
+    values_of_body = known_values(body.jaxpr, [*known[body.operands.constants], *fixed])
+    carries_of_condition = tested.invars[condition.inputs.carries]
+    carries_of_body = computed.invars[body.inputs.carries]
+    # Either side of the comparison may be the counter.
+    for counted, bound, direction in (comparison, comparison.mirrored()):
+        end = _integer(_value(values_of_condition, bound))
+        for number, start in enumerate(map(_integer, initial)):
+            offset = _added(tested, values_of_condition, counted, carries_of_condition[number])
+            if start is None or end is None or offset is None:
+                continue
+            step = _added(computed, values_of_body, computed.outvars[number], carries_of_body[number])
+            count = None if step is None else iterations(start + offset, end, step, direction)
+            if count is None or step is None:
+                return None
+            # An integer that wraps around would count otherwise.
+            last = start + count * step
+            fits_carry = _can_hold(carries_of_condition[number], last)
+            fits_comparison = _can_hold(counted, start + offset) and _can_hold(counted, last + offset)
+            return count if fits_carry and fits_comparison else None
+    return None
+
+
+def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]:
+    """Folds constants: scalar integers and booleans of a jaxpr that follow from its constants and known arguments.
+
+    `known` has for each input the scalar that it is known to be, or None.
+    """
+    constants = ((var, _constant(value)) for var, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    values = {var: value for var, value in constants if value is not None}
+    values |= {var: value for var, value in zip(jaxpr.jaxpr.invars, known, strict=True) if value is not None}
+    for eqn in jaxpr.jaxpr.eqns:
+        is_folded = (eqn.primitive.name in _FOLDED or record_of(eqn).is_in_order) and eqn.params.get("sharding") is None
+        if not is_folded or not all(map(_is_scalar, (*eqn.invars, *eqn.outvars))):
+            continue
+        operands = [_value(values, atom) for atom in eqn.invars]
+        if all(x is not None for x in operands):
+            exact = exact_value(eqn.primitive.name, [np.asarray(x) for x in operands], _dtype(eqn.outvars[0]))
+            values[eqn.outvars[0]] = _computed(eqn, operands) if exact is None else exact
+    return values
+
+
+def _computed(eqn: JaxprEqn, operands: Sequence[Known]) -> np.ndarray:
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        return np.asarray(eqn.primitive.bind(*operands, **eqn.params))
+
+
+def fixed_carries(body: Body, known: Sequence[Known]) -> list[Known]:
+    """Known value of each carry of a loop in all iterations; None for data, and where an iteration changes it."""
+    jaxpr = body.jaxpr.jaxpr
+    initial = known[body.operands.carries]
+    carries = zip(initial, jaxpr.invars[body.inputs.carries], jaxpr.outvars[body.results.carries], strict=True)
+    return [value if _added(jaxpr, {}, result, variable) == 0 else None for value, variable, result in carries]
+
+
+def known_operands(values: dict[Var, Known], atoms: Sequence[Atom]) -> list[Known]:
+    """Known value of each atom, None for data."""
+    return [_value(values, atom) for atom in atoms]
+
+
+class _Comparison(NamedTuple):
+    """The comparison `left direction right`; directions are named as for `iterations`."""
+
+    left: Atom
+    right: Atom
+    direction: str
+
+    def mirrored(self) -> _Comparison:
+        """The same with its sides exchanged."""
+        return _Comparison(self.right, self.left, _MIRRORED[self.direction])
+
+
+def _comparison(condition: Jaxpr) -> _Comparison | None:
+    """The comparison of scalars that a condition of a `while` is, with negations applied; None for another one."""
+    eqn = _definition(condition, condition.outvars[0])
+    is_negated = False
+    while eqn is not None and eqn.primitive.name == "not":
+        is_negated = not is_negated
+        eqn = _definition(condition, eqn.invars[0])
+    if eqn is None or eqn.primitive.name not in _NEGATED or not _is_scalar(eqn.invars[0]):
+        return None
+    name = eqn.primitive.name
+    return _Comparison(eqn.invars[0], eqn.invars[1], _NEGATED[name] if is_negated else name)
+
+
+def _added(jaxpr: Jaxpr, values: dict[Var, Known], atom: Atom, counter: Var) -> int | None:
+    """Constant c of an atom that is the variable `counter` plus c, traced back through additions and casts, else None.
+
+    `values` has the known scalars of the jaxpr, of which a constant that is added must be one.
+    """
+    if atom is counter:
+        return 0
+    eqn = _definition(jaxpr, atom)
+    name = "" if eqn is None else eqn.primitive.name
+    if eqn is None or not _is_scalar(atom):
+        return None
+    if name == "convert_element_type":
+        inner = _added(jaxpr, values, eqn.invars[0], counter)
+        dtype = _dtype(eqn.invars[0])
+        # A sum that is cast may have wrapped around in the narrower dtype, which `trip_count` does not see.
+        return inner if dtype == _dtype(atom) or (inner == 0 and _is_wider(dtype, _dtype(atom))) else None
+    if name not in ("add", "sub"):
+        return None
+    first, second = eqn.invars
+    if name == "add" and _integer(_value(values, first)) is not None:
+        first, second = second, first
+    inner = _added(jaxpr, values, first, counter)
+    constant = _integer(_value(values, second))
+    if inner is None or constant is None:
+        return None
+    return inner + (constant if name == "add" else -constant)
+
+
+def _definition(jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | None:
+    return next((eqn for eqn in jaxpr.eqns if atom in eqn.outvars), None) if isinstance(atom, Var) else None
+
+
+def _is_wider(dtype: Any, other: Any) -> bool:
+    return all(np.issubdtype(x, np.integer) for x in (dtype, other)) and np.can_cast(dtype, other, "safe")
+
+
+def _can_hold(atom: Atom, value: int) -> bool:
+    """True if the dtype of an atom has an integer."""
+    limits = np.iinfo(_dtype(atom))
+    return bool(limits.min <= value <= limits.max)
+
+
+def _dtype(atom: Atom) -> Any:
+    aval: Any = atom.aval
+    return aval.dtype
+
+
+def _is_scalar(atom: Atom) -> bool:
+    """True for one integer or truth of a NumPy dtype."""
+    aval = atom.aval
+    return getattr(aval, "shape", None) == () and getattr(getattr(aval, "dtype", None), "kind", "") in ("i", "u", "b")
+
+
+def _value(values: dict[Var, Known], atom: Atom) -> Known:
+    if isinstance(atom, Literal):
+        return np.asarray(atom.val, _dtype(atom)) if _is_scalar(atom) else None
+    return values.get(atom)
+
+
+def _constant(value: Any) -> Known:
+    is_array = isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer)
+    return np.asarray(value) if is_array and value.ndim == 0 and value.dtype.kind in "iub" else None
+
+
+def _integer(value: Known) -> int | None:
+    return None if value is None or value.dtype.kind not in "iu" else int(value)

@@ -74,7 +74,7 @@ def inline_and_name(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> Clos
     """
 
     jaxpr = _without_unread_residuals(jaxpr)
-    bodies = Bodies(jaxpr.jaxpr)
+    bodies = Bodies(jaxpr)
 
     @once
     def inline_body(body: ClosedJaxpr) -> ClosedJaxpr:

@@ -71,14 +71,12 @@ from ipujax.lowering.popops.indexing.windows import (
 )
 from ipujax.lowering.popops.maps.constants import exact_value as exact_value, immediate_of as immediate_of
 from ipujax.lowering.popops.maps.elementwise import kept_result as kept_result
-from ipujax.lowering.popops.maps.row_functions import (
-    RowFunction as RowFunction,
-    each_row as each_row,
-    reduce_by_function as reduce_by_function,
-)
 from ipujax.lowering.popops.maps.rows import (
     CUMULATIVE as CUMULATIVE,
+    RowFunction as RowFunction,
     cumulative as cumulative,
+    each_row as each_row,
+    reduce_by_function as reduce_by_function,
     sort as sort,
     top_k as top_k,
 )

@@ -6,6 +6,7 @@ of plans is dropped before and after.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,8 +21,6 @@ from ipujax.lowering.poplin.candidates import Candidates, CostedCandidate
 from ipujax.lowering.popops.indexing import scatter
 from ipujax.runtime.cache import clear_caches
 
-_MOST_COSTED = 4  # even grids that are offered to a trial
-
 
 @contextmanager
 def random_planners(draw: random.Random) -> Iterator[None]:
@@ -30,18 +29,18 @@ def random_planners(draw: random.Random) -> Iterator[None]:
     def any_candidate(candidates: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         return candidates[draw.randrange(len(candidates))]
 
-    def any_grids(shape: Any, order: Any, work: Any, target: Any, *args: Any) -> Any:
+    def any_grid(shape: Any, order: Any, work: Any, target: Any, *args: Any) -> Any:
+        # At no cost, or at more than a placement by which an operand does not move.
         count = even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
-        numbers = tuple(draw.randrange(count) for _ in range(_MOST_COSTED))
-        return numbers, (0.0,) * len(numbers)
+        return draw.randrange(count), draw.choice((0.0, math.inf))
 
     def any_product(candidates: Candidates, *args: Any) -> Any:
         number = draw.randrange(len(candidates.temp_bytes))
         return CostedCandidate(number, candidates.cost_parts(np.array([number]))[:, 0])
 
     patches: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-        *((module, "choose_cheapest", any_candidate) for module in (choose, trial, scatter)),
-        (choose, "_rank_grids", any_grids),
+        *((module, "choose_cheapest", any_candidate) for module in (trial, scatter)),
+        (choose, "_best_grid", any_grid),
         (Candidates, "fastest", any_product),
     )
     clear_caches()

@@ -153,17 +153,14 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     read = FieldUse(table_spans, source_of(graph, table)), FieldUse(index_spans, source_of(graph, indices))
     work = Work(codelet, (*read, FieldUse(spans(out_shape, range(rank)))))
 
-    def add(builder: Builder, placement: Blocked) -> Tensor:
-        place_operand(builder.graph, table, table_spans, placement)
-        place_operand(builder.graph, indices, index_spans, placement)
-        return _add_lookups(builder, table, indices, spec, row_dim, placement)
-
     unmoved = [0] if has_few_lookups(graph, indices) else []  # operand 0, the table, is used where it is mapped
     uncut = {spec.result_dims()[d] for d in spec.uncut}
     order = [d for d in range(len(space)) if d not in uncut]  # dimensions that may be cut
     combination = _CombinationCost(table.dtype, rank)
-    placement = choose(graph, space, order, work, [table, indices], add, cost_after=combination, unmoved_fields=unmoved)
-    return add(builder, placement)
+    placement = choose(graph, space, order, work, [table, indices], cost_after=combination, unmoved_fields=unmoved)
+    place_operand(builder.graph, table, table_spans, placement)
+    place_operand(builder.graph, indices, index_spans, placement)
+    return _add_lookups(builder, table, indices, spec, row_dim, placement)
 
 
 def has_few_lookups(graph: Graph, indices: Tensor) -> bool:

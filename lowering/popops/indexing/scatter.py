@@ -229,9 +229,7 @@ class _ScatterForm:
             only_reads_table = self._fill_constant() is None and not self._overwrites
             # With few look-ups the table is used where it is mapped.
             unmoved = [0] if only_reads_table and has_few_lookups(graph, self.indices) else []
-            placement = choose(
-                graph, space, order, work, operands, self._add_scatter, cost_after=cost, unmoved_fields=unmoved
-            )
+            placement = choose(graph, space, order, work, operands, cost_after=cost, unmoved_fields=unmoved)
             cycles = estimated_cycles(placement, work, cost, graph)
         if self.result == "back":  # a new table, copied back to the old one: that costs a sync at least
             cycles += sync_cycles(1, graph.target)

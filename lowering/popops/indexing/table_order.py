@@ -96,25 +96,14 @@ def _row_order(
     return RowOrder(table, MemoryOrder(tuple(sizes), tuple(order)), tuple(windows), outermost)
 
 
-class GatherOverVariable(NamedTuple):
-    """Gather over the dimensions of its table's variable, and the order of its rows there."""
-
-    spec: GatherSpec
-    row_order: RowOrder
-
-
-class ScatterOverVariable(NamedTuple):
-    """Scatter over the dimensions of its table's variable, and the order of its updates there."""
-
-    spec: ScatterSpec
-    row_order: RowOrder
-
-
-def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequence[int]) -> GatherOverVariable | None:
+def gather_over_variable(
+    spec: GatherSpec, table: MemoryOrder, out_shape: Sequence[int]
+) -> tuple[GatherSpec, MemoryOrder] | None:
     """Rewrites a gather so that its table is the variable behind a view, and the result is in memory order as well.
 
-    So nothing is rearranged before or after the vertices. None where no gather over the dimensions of the variable is
-    the same, or where they are those of the table. `table` is the memory order of the view.
+    So nothing is rearranged before or after the vertices. Returns the gather and the order of its rows; None where no
+    gather over the dimensions of the variable is the same, or where they are those of the table. `table` is the memory
+    order of the view.
     """
     numbers = spec.numbers
     absent = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
@@ -146,14 +135,15 @@ def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequen
         out_rank=len(row_order.rows.order),
         uncut=row_order.in_groups,  # the columns of a group are contiguous: a tile has all of them
     )
-    return GatherOverVariable(rewritten, row_order)
+    return rewritten, row_order.rows
 
 
-def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> ScatterOverVariable | None:
+def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> tuple[ScatterSpec, MemoryOrder] | None:
     """Rewrites a scatter so that its table is the variable behind a view, and the updates are in memory order as well.
 
-    So the table is not rearranged before or after the vertices. None where no scatter over the dimensions of the
-    variable is the same, or where they are those of the table. `table` is the memory order of the view.
+    So the table is not rearranged before or after the vertices. Returns the scatter and the order of its updates; None
+    where no scatter over the dimensions of the variable is the same, or where they are those of the table. `table` is
+    the memory order of the view.
     """
     numbers = spec.numbers
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
@@ -175,7 +165,7 @@ def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> ScatterOverV
         update_shape=row_order.rows.variable_shape,
         uncut=row_order.in_groups,  # the columns of a group are contiguous: a tile has all of them
     )
-    return ScatterOverVariable(rewritten, row_order)
+    return rewritten, row_order.rows
 
 
 def gather_in_memory_order(
@@ -193,8 +183,8 @@ def gather_in_memory_order(
     rewritten = None if order is None else gather_over_variable(spec, order, out_shape)
     if order is None or rewritten is None:
         return gather(builder, table, indices, out_shape, spec)
-    rows = rewritten.row_order.rows
-    result = gather(builder, order.of_variable(table), indices, rows.variable_shape, rewritten.spec)
+    over_variable, rows = rewritten
+    result = gather(builder, order.of_variable(table), indices, rows.variable_shape, over_variable)
     return rows.of_view(result)
 
 
@@ -220,8 +210,8 @@ def scatter_in_memory_order(spec: ScatterSpec, table: Tensor, updates: Tensor) -
     rewritten = scatter_over_variable(spec, order)
     if rewritten is None:
         return OrderedScatter(spec, table, updates, lambda result: result)
-    ordered_updates = rewritten.row_order.rows.of_variable(updates)
-    return OrderedScatter(rewritten.spec, order.of_variable(table), ordered_updates, order.of_view)
+    over_variable, rows = rewritten
+    return OrderedScatter(over_variable, order.of_variable(table), rows.of_variable(updates), order.of_view)
 
 
 def _order_of_table(table: Tensor, updates: Tensor) -> MemoryOrder:

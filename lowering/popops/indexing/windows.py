@@ -170,25 +170,23 @@ def reduce_window(
     fields += [FieldUse(spans(shape, range(rank)))] * len(out_dtypes)
     work = Work(codelet, tuple(fields))
 
-    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
-        """Adds the vertices by a placement of the result; each reads the elements from its first window to its last."""
-        graph = builder.graph
-        for tensor in operands:
-            place_operand(graph, tensor, read, placement)
-        for tensor in starts:
-            map_linearly(graph, tensor)
-        outs = [mapped_variable(graph, shape, dtype, builder.name, range(rank), placement) for dtype in out_dtypes]
-        windowed = [d for d in range(rank) if windows.sizes[d] > 1]
-        axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
-        dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
-        # The fill is never read: the codelet pads with its own neutral element.
-        read_by = (*(Access(tensor, dims, np.zeros((), tensor.dtype)) for tensor in operands), *map(scalar, starts))
-        accesses = (*read_by, *(along(out, range(rank)) for out in outs))
-        tile = tile_grid(placement, len(windowed))
-        add_vertices(builder, codelet, axes, accesses, tile)
-        return outs
-
-    return add(builder, choose(builder.graph, shape, range(rank), work, [*operands, *starts], add))
+    # Each vertex reads the elements from its first window to its last.
+    placement = choose(builder.graph, shape, range(rank), work, [*operands, *starts])
+    graph = builder.graph
+    for tensor in operands:
+        place_operand(graph, tensor, read, placement)
+    for tensor in starts:
+        map_linearly(graph, tensor)
+    outs = [mapped_variable(graph, shape, dtype, builder.name, range(rank), placement) for dtype in out_dtypes]
+    windowed = [d for d in range(rank) if windows.sizes[d] > 1]
+    axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
+    dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
+    # The fill is never read: the codelet pads with its own neutral element.
+    read_by = (*(Access(tensor, dims, np.zeros((), tensor.dtype)) for tensor in operands), *map(scalar, starts))
+    accesses = (*read_by, *(along(out, range(rank)) for out in outs))
+    tile = tile_grid(placement, len(windowed))
+    add_vertices(builder, codelet, axes, accesses, tile)
+    return outs
 
 
 def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
@@ -282,32 +280,30 @@ def select_and_scatter(
     read = [FieldUse(operand_span, source_of(builder.graph, tensor)) for operand_span, tensor in pairs]
     work = Work(codelet, (*read, FieldUse(tuple(cells))))
 
-    def add(builder: Builder, placement: Blocked) -> Tensor:
-        """Adds the vertices by a placement of cells: each reads the windows over its block, and `x` under those."""
-        graph = builder.graph
-        # `x` has the mapping of the result, whose blocks are cells, and each tile receives the halo of its block; a
-        # window over two blocks is mapped to the tile of the first.
-        place_operand(graph, x, cells, placement)
-        place_operand(graph, source, windows_read, placement)
-        for tensor in starts:
-            map_linearly(graph, tensor)
-        blocks = Blocked(*block_mapping(cells, placement))
-        out = mapped_variable(graph, x.shape, x.dtype, builder.name, range(rank), blocks)
-        axes = placed_axes(blocks)
-        source_dims, x_dims = _dims_under_windows(windows, axes)  # appends axes of windows and halos
-        fill = np.zeros((), x.dtype)  # declares reads beyond the tensors, which the vertex cuts off
-        accesses = (
-            Access(source, source_dims, fill),
-            Access(x, x_dims, fill),
-            *map(scalar, starts),
-            along(out, range(rank)),
-        )
-        tile = tile_grid(blocks, len(axes) - rank)
-        add_vertices(builder, codelet, axes, accesses, tile)
-        return out
-
     num_cells = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
-    return add(builder, choose(builder.graph, num_cells, range(rank), work, operands, add))
+    # Each vertex reads the windows over its block of cells, and `x` under those.
+    placement = choose(builder.graph, num_cells, range(rank), work, operands)
+    graph = builder.graph
+    # `x` has the mapping of the result, whose blocks are cells, and each tile receives the halo of its block; a window
+    # over two blocks is mapped to the tile of the first.
+    place_operand(graph, x, cells, placement)
+    place_operand(graph, source, windows_read, placement)
+    for tensor in starts:
+        map_linearly(graph, tensor)
+    blocks = Blocked(*block_mapping(cells, placement))
+    out = mapped_variable(graph, x.shape, x.dtype, builder.name, range(rank), blocks)
+    axes = placed_axes(blocks)
+    source_dims, x_dims = _dims_under_windows(windows, axes)  # appends axes of windows and halos
+    fill = np.zeros((), x.dtype)  # declares reads beyond the tensors, which the vertex cuts off
+    accesses = (
+        Access(source, source_dims, fill),
+        Access(x, x_dims, fill),
+        *map(scalar, starts),
+        along(out, range(rank)),
+    )
+    tile = tile_grid(blocks, len(axes) - rank)
+    add_vertices(builder, codelet, axes, accesses, tile)
+    return out
 
 
 def _dims_under_windows(windows: Windows, axes: list[Axis]) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:

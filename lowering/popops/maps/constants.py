@@ -26,7 +26,7 @@ from ipujax.lowering.popops.vertices.kernel import Frozen, Op, Step, freeze, tha
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
 from ipujax.runtime.target import Target, issue_round_cycles, store_cycles, whole_cycles
-from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes, is_key_dtype
+from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes, is_key_dtype
 
 _FLOATS = ("float32", "float64")
 _SIGNED = ("int32", "int64")
@@ -144,14 +144,12 @@ def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
     # The index space is the result: dimension 0 of its only field runs along axis 0.
     work = Work(codelet, (FieldUse(spans((size,), (0,))),))
 
-    def add(builder: Builder, placement: Blocked) -> Tensor:
-        out = mapped_variable(builder.graph, (size,), dtype, builder.name, (0,), placement)
-        accesses = [along(out, (0,))]
-        # The codelet reads the first index of its block (`origins`) along the only axis, which `placed_axes` calls d0.
-        add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile, origins=["d0"])
-        return out
-
-    return add(builder, choose(builder.graph, (size,), (0,), work, (), add))
+    placement = choose(builder.graph, (size,), (0,), work, ())
+    out = mapped_variable(builder.graph, (size,), dtype, builder.name, (0,), placement)
+    accesses = [along(out, (0,))]
+    # The codelet reads the first index of its block (`origins`) along the only axis, which `placed_axes` calls d0.
+    add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile, origins=["d0"])
+    return out
 
 
 @remembered

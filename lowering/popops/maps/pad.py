@@ -33,7 +33,7 @@ from ipujax.runtime.graph import (
     Term,
 )
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 Config = Sequence[tuple[int, int, int]]  # low, high, interior
 
@@ -60,22 +60,20 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
     fields += [FieldUse((), "elsewhere")] * (constant is None)  # a padding value that is no constant is an operand
     work = Work(codelet, tuple(fields))
 
-    def add(builder: Builder, placement: Blocked) -> Tensor:
-        """Adds the vertices of a placement; each reads the elements that fall in its block of the result."""
-        graph = builder.graph
-        place_operand(graph, x, read, placement)
-        out = mapped_variable(graph, out_shape, x.dtype, builder.name, range(rank), placement)
-        dims = tuple(Dim((Term(d),), -low, interior + 1) for d, (low, _, interior) in enumerate(config))
-        # What the vertices read of `x` outside of it is the fill; `pads` tell the codelet where that is.
-        accesses = [Access(x, dims, np.zeros((), x.dtype) if constant is None else constant), along(out, range(rank))]
-        if constant is None:
-            map_linearly(graph, value)
-            accesses.append(scalar(value))
-        add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile)
-        return out
-
     operands = [x, value] if constant is None else [x]
-    return add(builder, choose(builder.graph, out_shape, range(rank), work, operands, add))
+    # Each vertex reads the elements that fall in its block of the result.
+    placement = choose(builder.graph, out_shape, range(rank), work, operands)
+    graph = builder.graph
+    place_operand(graph, x, read, placement)
+    out = mapped_variable(graph, out_shape, x.dtype, builder.name, range(rank), placement)
+    dims = tuple(Dim((Term(d),), -low, interior + 1) for d, (low, _, interior) in enumerate(config))
+    # What the vertices read of `x` outside of it is the fill; `pads` tell the codelet where that is.
+    accesses = [Access(x, dims, np.zeros((), x.dtype) if constant is None else constant), along(out, range(rank))]
+    if constant is None:
+        map_linearly(graph, value)
+        accesses.append(scalar(value))
+    add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile)
+    return out
 
 
 @remembered

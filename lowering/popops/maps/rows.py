@@ -6,14 +6,19 @@ one tile. (The rules cut rows that no tile can store: `rules/long_rows.py`.)
 Rows are sorted by a bitonic network, as in the top-k of PopLibs; its heap sort, by one worker, takes over ten times as
 long.
 
+Other functions of rows are a JAX primitive on each block: any reduction, approximate top-k, changes of width. A
+reduction by a user's own function need not be associative, so that a row is reduced on one tile, in the order of XLA.
+
 Source: bitonic compare-and-swap from the PopLibs cycle estimators (reference machine.md §1.3); cumulative results have
-no public figure and cost one load, one operation and one store an element (assumed).
+no public figure and cost one load, one operation and one store an element (assumed); other functions a load, a store
+and two cycles an operation (assumed).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -49,6 +54,8 @@ CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
     "cumlogsumexp": (lax.cumlogsumexp, 26),  # assumed: exp, log, and a maximum
 }
 _WORKER_START_CYCLES = 20  # assumed, as of a reduction
+_MOVE_CYCLES = 2  # of other functions, assumed: a load and a store
+_OPERATION_CYCLES = 2  # of these, assumed
 _SORT_SUPERVISOR_CYCLES = 19
 # Cycles of a worker before a stage, and of each pair that it compares and swaps; by float and integer keys.
 _COMPARE_SWAP = {
@@ -136,15 +143,12 @@ def by_rows(
     written = [FieldUse((*row[:axis], Span(None, extent), *row[axis + 1 :])) for extent, _ in results]
     work = Work(codelet, (*read, *written))
 
-    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
-        for tensor in operands:
-            place_operand(builder.graph, tensor, row, placement)
-        for tensor in scalars:
-            map_linearly(builder.graph, tensor)
-        return _add_rows(builder, codelet, operands, results, axis, placement, scalars)
-
-    placement = choose(builder.graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars], add)
-    return add(builder, placement)
+    placement = choose(builder.graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars])
+    for tensor in operands:
+        place_operand(builder.graph, tensor, row, placement)
+    for tensor in scalars:
+        map_linearly(builder.graph, tensor)
+    return _add_rows(builder, codelet, operands, results, axis, placement, scalars)
 
 
 def _add_rows(
@@ -304,5 +308,126 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         state_bytes=32,  # assumed, as the size of the code
         code_bytes=900,
         compares="order",
+        language="C++",
+    )
+
+
+RowFunction = Callable[..., Sequence[jax.Array]]
+
+
+def reduce_by_function(
+    builder: Builder,
+    operands: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    axes: Sequence[int],
+    fun: RowFunction,
+    operations: int,
+) -> list[Tensor]:
+    """Reduces tensors of one shape together by any function, each to a new tensor of the shape without `axes`.
+
+    Args:
+        operands: tensors of one shape with at least one element.
+        starts: scalar that the reduction of each operand starts with.
+        axes: dimensions to reduce.
+        fun: hashable function of blocks and starts, to the blocks reduced over their last dimension.
+        operations: number of operations of `fun` for one element.
+    """
+    # A view with the reduced dimensions joined at its end: a row for each element of the results.
+    shape = operands[0].shape
+    result_dims = [d for d in range(len(shape)) if d not in axes]
+    sizes = tuple(shape[d] for d in result_dims)
+    rows = [x.transpose((*result_dims, *axes)).reshape((*sizes, prod(shape[d] for d in axes))) for x in operands]
+    dtypes = tuple(x.dtype for x in operands)
+    # Starts have the dtypes of their operands.
+    codelet = _row_codelet("Reduce", fun, (*dtypes, *dtypes), dtypes, len(operands), operations, reduces=True)
+    results = [(1, dtype) for dtype in dtypes]  # length of a row, and dtype
+    outs = by_rows(builder, codelet, rows, results, axis=len(result_dims), scalars=starts)
+    return [out.reshape(sizes) for out in outs]
+
+
+def each_row(
+    builder: Builder,
+    title: str,
+    x: Tensor,
+    axis: int,
+    fun: RowFunction,
+    results: Sequence[tuple[int, Any]],
+    operations: int = 1,
+) -> list[Tensor]:
+    """Applies a function to each row along `axis` of a tensor with at least one element; returns new tensors.
+
+    Args:
+        builder: graph, program and debug name.
+        title: name of the codelet.
+        x: the tensor.
+        axis: the dimension of rows, which is not cut.
+        fun: hashable function of a block, to blocks of the results.
+        results: length of the rows of each result, and its dtype.
+        operations: number of operations of `fun` for one element of `x`.
+    """
+    out_dtypes = tuple(dtype for _, dtype in results)
+    codelet = _row_codelet(title, fun, (x.dtype,), out_dtypes, num_operands=1, operations=operations, reduces=False)
+    return by_rows(builder, codelet, [x], results, axis)
+
+
+@remembered
+def _row_codelet(
+    title: str,
+    fun: RowFunction,
+    dtypes: tuple[Any, ...],
+    out_dtypes: tuple[Any, ...],
+    num_operands: int,
+    operations: int,
+    *,
+    reduces: bool,
+) -> Codelet:
+    """Codelet of a function of rows, the last dimension of blocks.
+
+    Args:
+        title: name of the codelet.
+        fun: the function.
+        dtypes: dtypes of the operands, then of their starts.
+        out_dtypes: dtypes of the results.
+        num_operands: number of operands.
+        operations: number of operations for one element.
+        reduces: whether it reduces each row to one element, so that a worker has entire rows; else it has any elements.
+    """
+
+    def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
+        results = fun(*blocks)
+        # A reduced row has one element, in a last dimension of its own.
+        return tuple(lax.expand_dims(y, (y.ndim,)) for y in results) if reduces else tuple(results)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        # A vertex shares its rows among the workers, as long as there are that many.
+        elements = total_elements(shapes[0]) * num_operands
+        length = shapes[0][-1] if reduces else np.ones((), np.int64)
+        share = -(-(elements // np.maximum(length, 1)) // target.worker_contexts) * length
+        emulated = emulation(dtypes[0], "add" if operations else "move", target)
+        element_cycles = _MOVE_CYCLES + _OPERATION_CYCLES * operations * emulated.factor + emulated.cast_cycles
+        worker = _WORKER_START_CYCLES + share * element_cycles
+        return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
+
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        """Rows or elements of the blocks of all operands, which workers share, as `cycles` counts them."""
+        del target
+        elements = total_elements(shapes[0]) * num_operands
+        return elements // np.maximum(shapes[0][-1], 1) if reduces else elements
+
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
+    operates = bool(operations)
+    title = f"popops::{title}<{dtype_name(out_dtypes[0])}>"
+    return Codelet(
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        state_bytes=32,  # assumed, as the size of the code
+        code_bytes=600,
+        moves=not operates,
+        # A user's function may test equality, for which the engine computes its operands once, see `Codelet.compares`.
+        compares="equality" if operates else "nothing",
+        parts=parts,
         language="C++",
     )

@@ -98,13 +98,10 @@ def arg_reduce(builder: Builder, x: Tensor, axis: int, kind: str, index_dtype: A
     written = tuple(read[d] for d in result_dims)
     work = Work(codelet, (FieldUse(read, source_of(builder.graph, x)), FieldUse(written)))
 
-    def add(builder: Builder, placement: Blocked) -> Tensor:
-        place_operand(builder.graph, x, read, placement)
-        return _add_search(builder, x, axis, placement, kind, index_dtype)
-
     pick_cost = _PickCost(axis, x.dtype, index_dtype)
-    placement = choose(builder.graph, x.shape, range(x.ndim), work, [x], add, cost_after=pick_cost)
-    return add(builder, placement)
+    placement = choose(builder.graph, x.shape, range(x.ndim), work, [x], cost_after=pick_cost)
+    place_operand(builder.graph, x, read, placement)
+    return _add_search(builder, x, axis, placement, kind, index_dtype)
 
 
 def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind: str, index_dtype: Any) -> Tensor:

@@ -94,17 +94,16 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
     written = tuple(read[d] for d in result_dims)
     work = Work(codelet, (FieldUse(read, source_of(graph, x)), FieldUse(written)))
 
-    def add(builder: Builder, placement: Blocked) -> Tensor:
-        place_operand(builder.graph, x, read, placement)
-        out, out_access = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
-        grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
-        accesses = (along(x, range(x.ndim)), out_access)
-        add_vertices(builder, codelet, grid, accesses, placement.tile)
-        return reduce_partials_in_place(builder, out) if num_slots(placement, axes) > 1 else out
-
     combination = _CombinationCost(axes, x.dtype, monoid)
-    placement = choose(graph, x.shape, range(x.ndim), work, [x], add, cost_after=combination)
-    return add(builder, placement).reshape(out_shape)
+    placement = choose(graph, x.shape, range(x.ndim), work, [x], cost_after=combination)
+    place_operand(builder.graph, x, read, placement)
+    out, out_access = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
+    grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
+    accesses = (along(x, range(x.ndim)), out_access)
+    add_vertices(builder, codelet, grid, accesses, placement.tile)
+    if num_slots(placement, axes) > 1:
+        out = reduce_partials_in_place(builder, out)
+    return out.reshape(out_shape)
 
 
 def _with_joined_dims(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:

@@ -166,8 +166,7 @@ def _place_problems(
     read = [FieldUse(row, source_of(graph, x)) for row, x in zip(rows, operands, strict=False)]
     written = [FieldUse(row) for row in rows[len(operands) :]]
     work = Work(codelet, (*read, *written))
-    # `choose` adds the operation to scratch graphs only where blocks overlap (halos); those of problems do not.
-    placement = choose(graph, problems, range(len(problems)), work, operands, lambda *_: None)
+    placement = choose(graph, problems, range(len(problems)), work, operands)
     longest = np.array([np.diff(cut).max() for cut in placement.cuts])
     elements = [prod(int(span.lengths(longest)) for span in row) for row in rows]
     block_bytes = sum(n * element_bytes(field.dtype) for n, field in zip(elements, codelet.fields, strict=True))

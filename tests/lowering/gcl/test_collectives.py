@@ -14,9 +14,8 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.gcl import collectives, rounds
-from ipujax.lowering.gcl.collective_params import COLLECTIVES
+from ipujax.lowering.gcl.collective_params import COLLECTIVES, axis_rank
 from ipujax.lowering.gcl.collective_schedules import Level, Schedule, candidates, choose
-from ipujax.lowering.gcl.replica_axis import axis_rank
 from ipujax.lowering.layout import MemoryOrder, memory_order
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError

@@ -109,12 +109,12 @@ def test_gathers_over_the_dimensions_of_the_variable(batched: bool) -> None:
     )
     reordered = gather_over_variable(spec, order, out.shape)
     assert reordered is not None
-    gather, orders = reordered
-    assert orders.rows.shape == out.shape and gather.uncut == (len(order.order) - 1,)
+    gather, row_order = reordered
+    assert row_order.shape == out.shape and gather.uncut == (len(order.order) - 1,)
     stored = table.reshape([n for row in order.sizes for n in row]).transpose(order.order)
     rows = lax.gather(stored, at[..., None], gather.numbers, gather.slice_sizes, mode=gather.mode)
-    assert rows.shape == orders.rows.variable_shape
-    in_view_order = rows.transpose(np.argsort(orders.rows.order)).reshape(orders.rows.shape)
+    assert rows.shape == row_order.variable_shape
+    in_view_order = rows.transpose(np.argsort(row_order.order)).reshape(row_order.shape)
     np.testing.assert_array_equal(in_view_order, out)
 
 

@@ -15,9 +15,8 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jax_compat import check_jaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
-from ipujax.lowering.passes.count_loops import count_loops
+from ipujax.lowering.passes.count_loops import count_loops, iterations
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.passes.trip_counts import iterations
 
 X = np.linspace(-1, 1, 6, dtype=np.float32)
 COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "ne", "eq")}

@@ -15,7 +15,7 @@ from ipujax.runtime.cache import cached_calls, clear_caches
 from tests.lowering.helpers import lowered, small_target
 
 TARGET = small_target(64)
-PLANNERS = ("plan_convolution", "trial_plans", "_rank_grids")
+PLANNERS = ("plan_convolution", "trial_plans", "_best_grid")
 
 
 def dense(weights: Any, x: jax.Array) -> jax.Array:
