@@ -121,15 +121,18 @@ def _conv_macs(eqn: JaxprEqn) -> int:
     return prod(result) * prod(kernel) // max(out_channels, 1)
 
 
-# Collectives combine numbers: "and" is a minimum, "or" a maximum; there is none for other monoids.
-_OVER_DEVICES = {"add": "add", "max": "max", "min": "min", "or": "max", "and": "min"}
+# Monoids of collectives, which combine numbers: of truths "and" is a minimum, "or" a maximum.
+_OVER_DEVICES = {"add": "add", "max": "max", "min": "min"}
+_OVER_DEVICES_OF_TRUTHS = {**_OVER_DEVICES, "or": "max", "and": "min"}
 
 
 def _reduction_factors(eqn: JaxprEqn) -> Factors:
     (shape,) = shapes(eqn.invars)
     axes = eqn.params["axes"]
     factors = factors_by_number(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
-    return replace(factors, reductions=dict.fromkeys(axes, _OVER_DEVICES.get(MONOIDS[eqn.primitive.name], "own")))
+    aval: Any = eqn.invars[0].aval
+    collectives = _OVER_DEVICES_OF_TRUTHS if aval.dtype == bool else _OVER_DEVICES
+    return replace(factors, reductions=dict.fromkeys(axes, collectives.get(MONOIDS[eqn.primitive.name], "own")))
 
 
 def _factors_without_axes(eqn: JaxprEqn) -> Factors:
@@ -198,7 +201,7 @@ def elementwise_record(name: str) -> PrimitiveRecord:
         is_commutative=name in _COMMUTATIVE,
         is_cheap=name in _CHEAP,
         compares=name in _COMPARING,
-        keeps_sums=name in ("convert_element_type", "copy", "neg"),
+        keeps_sums=name in ("copy", "neg"),
     )
 
 
