@@ -49,7 +49,7 @@ find_top_trace = _core.find_top_trace
 new_jaxpr_eqn = _core.new_jaxpr_eqn
 _PUBLIC = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
 PUBLIC_PRIMITIVES = frozenset(value.name for value in _PUBLIC if isinstance(value, Primitive))
-with jax.ensure_compile_time_eval():  # correct also if a transformation traces the import
+with jax.core.eval_context():  # correct also if a transformation traces the import
     EVALUATION = find_top_trace(())
 
 

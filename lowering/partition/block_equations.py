@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from ipujax.lowering.jax_compat import DropVar, JaxprEqn, eval_equation, shape_of
@@ -18,7 +17,7 @@ from ipujax.lowering.jaxpr import equations_inside
 from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
 from ipujax.lowering.partition.block_rules import Blocks, results_of
 from ipujax.lowering.partition.block_values import Block, GatheredEquation, Scope
-from ipujax.lowering.partition.resharding import ADDITIONS, Step
+from ipujax.lowering.partition.resharding import ADDITIONS, Step, of_numbers
 from ipujax.lowering.partition.specs import SPEC_STATEMENTS, Axes, Spec, in_words, local_shape, whole
 from ipujax.lowering.primitives import Factors, record_of
 from ipujax.lowering.source_info import source_line
@@ -176,11 +175,6 @@ def _reduced_over_devices(scope: Scope, monoids: Mapping[str, str], block: Block
     return x
 
 
-def _extreme_over_devices(collective: Any, x: Any, axes: Axes) -> Any:
-    """A maximum or minimum over devices; collectives take no bools, so these become 0 and 1."""
-    return collective(x.astype(jnp.int32), axes) != 0 if x.dtype == jnp.bool_ else collective(x, axes)
-
-
 def _reduced_after_gather(x: Any, axes: Axes, eqn: JaxprEqn) -> Any:
     """The equation's own reduction of the partial results of all devices, for one without a collective."""
     params = eqn.primitive.get_bind_params({**eqn.params, "axes": (0,)})
@@ -189,8 +183,8 @@ def _reduced_after_gather(x: Any, axes: Axes, eqn: JaxprEqn) -> Any:
 
 # By monoid of the partial results: (block, axes, equation) → the reduced block.
 _REDUCED_OVER_DEVICES = {
-    "max": lambda x, axes, _: _extreme_over_devices(lax.pmax, x, axes),
-    "min": lambda x, axes, _: _extreme_over_devices(lax.pmin, x, axes),
+    "max": lambda x, axes, _: of_numbers(lambda x: lax.pmax(x, axes), x),
+    "min": lambda x, axes, _: of_numbers(lambda x: lax.pmin(x, axes), x),
     "own": _reduced_after_gather,
 }
 

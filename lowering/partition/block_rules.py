@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import JaxprEqn
@@ -132,6 +133,9 @@ def _local_rows(
     lookups_shape = indices.shape[:-1]
     are_own = jnp.ones(lookups_shape, bool)
     are_outside = jnp.zeros(lookups_shape, bool)
+    # A narrower dtype may not have the size of the table, nor the first row of each device.
+    wide = jnp.uint32 if jnp.issubdtype(indices.dtype, jnp.unsignedinteger) else jnp.int32
+    indices = indices.astype(jnp.promote_types(indices.dtype, wide))
     for column, dim in enumerate(indexed_dims):
         row = indices[..., column]
         last = table_shape[dim] - window_shape[dim]
@@ -182,12 +186,12 @@ def _iota_of_block(blocks: Blocks) -> list[Any]:
     """Each device counts from the first number of its block."""
     (shape,) = blocks.result_shapes
     dim = blocks.eqn.params["dimension"]
-    (numbers,) = blocks.bind()
     axes = blocks.axes.get(dim, ())  # the factor of a dimension of an iota is its number
     if not axes:
-        return [numbers]
-    first = (index_along(axes, blocks.mesh) * shape[dim]).astype(numbers.dtype)
-    return [numbers + lax.broadcast(first, shape)]
+        return blocks.bind()
+    # Integers, as a sum of rounded numbers would be rounded twice.
+    numbers = lax.broadcasted_iota(np.int32, shape, dim) + index_along(axes, blocks.mesh) * shape[dim]
+    return [lax.convert_element_type(numbers, blocks.eqn.params["dtype"])]
 
 
 _COMPUTES: Mapping[str, Callable[[Blocks], list[Any]]] = {

@@ -14,7 +14,7 @@ its block amid zeros; over another one the first device has the value, others ha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.jax_compat import Jaxpr, Var
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, local_shape, typed_spec
 from ipujax.lowering.primitives import record_of
 from ipujax.runtime.target import Target
@@ -34,7 +34,6 @@ Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice", "amid_zeros", "first_alone"
 ]
 _WITHOUT_COMMUNICATION = frozenset({"slice", "amid_zeros", "first_alone"})
-_SCALINGS = frozenset({"mul", "div"})  # linear if the second operand is a literal
 ADDITIONS = frozenset({"add", "add_any"})  # of partial sums, if both operands are
 
 
@@ -264,12 +263,17 @@ def index_along(axes: Axes, mesh: MeshAxes) -> jax.Array:
     return rank
 
 
+def of_numbers(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """The result of a collective that combines numbers: truths become 0 and 1."""
+    return collective(x.astype(jnp.int32)) != 0 if x.dtype == jnp.bool_ else collective(x)
+
+
 def _all_reduce(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
-    return lax.psum(x, step.axes)
+    return of_numbers(lambda x: lax.psum(x, step.axes), x)
 
 
 def _reduce_scatter(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
-    return lax.psum_scatter(x, step.axes, scatter_dimension=step.dim, tiled=True)
+    return of_numbers(lambda x: lax.psum_scatter(x, step.axes, scatter_dimension=step.dim, tiled=True), x)
 
 
 def _all_gather(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
@@ -326,11 +330,18 @@ def values_that_may_stay_unreduced(jaxpr: Jaxpr, results: Iterable[Var]) -> froz
     may_stay = {var for var in results if num_readers[var] == 1}
     # Backwards: operands of a linear equation may stay if its result may.
     for eqn in reversed(jaxpr.eqns):
-        is_scaled = eqn.primitive.name in _SCALINGS and not isinstance(eqn.invars[1], Var)
-        is_linear = is_scaled or record_of(eqn).keeps_sums or eqn.primitive.name in ADDITIONS
+        is_linear = _is_scaling(eqn) or record_of(eqn).keeps_sums or eqn.primitive.name in ADDITIONS
         if is_linear and eqn.outvars[0] in may_stay:
             may_stay.update(atom for atom in eqn.invars if isinstance(atom, Var) and num_readers[atom] == 1)
     return frozenset(may_stay)
+
+
+def _is_scaling(eqn: JaxprEqn) -> bool:
+    """True for a product with a literal, or a quotient by one, which of integers is rounded."""
+    if eqn.primitive.name not in ("mul", "div") or isinstance(eqn.invars[1], Var):
+        return False
+    aval: Any = eqn.outvars[0].aval
+    return eqn.primitive.name == "mul" or bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 def unreduced_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> frozenset[Var]:

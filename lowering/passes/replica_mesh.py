@@ -133,9 +133,13 @@ class ReplicaMesh:
         }
 
     def _reduction_rule(self, fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        return lambda x, axes, axis_index_groups=None: fun(
-            x, AXIS, axis_index_groups=self.groups(named_axes(axes), axis_index_groups)
-        )
+        def reduced(x: jax.Array, axes: Any, axis_index_groups: Any = None) -> jax.Array:
+            names = [axis for axis in named_axes(axes) if isinstance(axis, str)]
+            dims = tuple(axis for axis in axes if not isinstance(axis, str))  # axes of `vmap`, each device's own
+            own = fun(x, dims) if dims else x
+            return fun(own, AXIS, axis_index_groups=self.groups(names, axis_index_groups))
+
+        return reduced
 
     def _all_gather(
         self, x: jax.Array, *, all_gather_dimension: int, axis_name: Any, tiled: bool, **params: Any

@@ -11,8 +11,6 @@ from dataclasses import replace
 from math import log2, prod
 from typing import Any
 
-import numpy as np
-
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.popops import MONOIDS, OP_COSTS
 from ipujax.lowering.primitives.record import (
@@ -123,9 +121,9 @@ def _conv_macs(eqn: JaxprEqn) -> int:
     return prod(result) * prod(kernel) // max(out_channels, 1)
 
 
-# Collectives combine numbers; there is none for other monoids.
+# Monoids of collectives, which combine numbers: of truths "and" is a minimum, "or" a maximum.
 _OVER_DEVICES = {"add": "add", "max": "max", "min": "min"}
-_OF_TRUTHS = {"or": "max", "and": "min"}  # of integers these are by bits
+_OVER_DEVICES_OF_TRUTHS = {**_OVER_DEVICES, "or": "max", "and": "min"}
 
 
 def _reduction_factors(eqn: JaxprEqn) -> Factors:
@@ -133,7 +131,7 @@ def _reduction_factors(eqn: JaxprEqn) -> Factors:
     axes = eqn.params["axes"]
     factors = factors_by_number(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
     aval: Any = eqn.invars[0].aval
-    collectives = {**_OVER_DEVICES, **(_OF_TRUTHS if aval.dtype == np.bool_ else {})}
+    collectives = _OVER_DEVICES_OF_TRUTHS if aval.dtype == bool else _OVER_DEVICES
     return replace(factors, reductions=dict.fromkeys(axes, collectives.get(MONOIDS[eqn.primitive.name], "own")))
 
 
@@ -203,7 +201,7 @@ def elementwise_record(name: str) -> PrimitiveRecord:
         is_commutative=name in _COMMUTATIVE,
         is_cheap=name in _CHEAP,
         compares=name in _COMPARING,
-        keeps_sums=name in ("convert_element_type", "copy", "neg"),
+        keeps_sums=name in ("copy", "neg"),
     )
 
 

@@ -1,6 +1,12 @@
-"""Table of the records of primitives."""
+"""Table of the records of primitives, of which some depend on the parameters of an equation."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
 
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.popops import OP_COSTS
@@ -14,10 +20,38 @@ _UNKNOWN = PrimitiveRecord()
 RECORDS: dict[str, PrimitiveRecord] = {name: x for family in _FAMILIES for name, x in family.RECORDS.items()}
 assert len(RECORDS) == sum(len(family.RECORDS) for family in _FAMILIES), "a primitive has two records"
 
+_ORDERED_RESHAPE = RECORDS["reshape"]
+_PERMUTING_RESHAPE = replace(_ORDERED_RESHAPE, view=None)  # with `dimensions`: of the transposed operand
+_CAST = RECORDS["convert_element_type"]
+_LINEAR_CAST = replace(_CAST, keeps_sums=True)
+
+
+def _record_of_reshape(eqn: JaxprEqn) -> PrimitiveRecord:
+    return _ORDERED_RESHAPE if eqn.params["dimensions"] is None else _PERMUTING_RESHAPE
+
+
+def _record_of_cast(eqn: JaxprEqn) -> PrimitiveRecord:
+    return _LINEAR_CAST if _is_linear_cast(eqn.invars[0].aval, eqn.outvars[0].aval) else _CAST
+
+
+def _is_linear_cast(before: Any, after: Any) -> bool:
+    """True if casts of partial sums add up to that of the sum: to integers floats round, to more bits sums wrap not."""
+    if all(jnp.issubdtype(aval.dtype, jnp.integer) for aval in (before, after)):
+        return bool(after.dtype.itemsize <= before.dtype.itemsize)
+    return all(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in (before, after))
+
+
+_RECORDS_OF_EQUATIONS: dict[str, Callable[[JaxprEqn], PrimitiveRecord]] = {
+    "reshape": _record_of_reshape,
+    "convert_element_type": _record_of_cast,
+}
+
 
 def record_of(primitive: JaxprEqn | str) -> PrimitiveRecord:
     """The record of an equation's primitive, or of a name; one that tells nothing if there is none."""
     name = primitive if isinstance(primitive, str) else primitive.primitive.name
+    if name in _RECORDS_OF_EQUATIONS and not isinstance(primitive, str):
+        return _RECORDS_OF_EQUATIONS[name](primitive)
     if name in RECORDS:
         return RECORDS[name]
     # A row of costs that a user has added is enough for an elementwise primitive.

@@ -190,7 +190,11 @@ class _Evaluation:
             shape = shape_of(eqn.outvars[0])
             return [ReplicaArray(operands[0].value.reshape(self.shards.shape(shape)), shape, "shard")]
         monoid = record.monoid if record.is_reduction else None
-        if monoid is not None and monoid in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
+        if (
+            monoid is not None
+            and monoid in _reductions_of(operands[0])
+            and _is_of_all(eqn.params["axes"], operands[0].shape)
+        ):
             return [_entire(self._reduced(monoid, operands[0]).reshape(shape_of(eqn.outvars[0])))]
         if _is_inner_product(eqn):
             return [_entire(self._inner_product(eqn, operands))]
@@ -230,7 +234,7 @@ class _Evaluation:
 
     def _reduced(self, monoid: str, array: ReplicaArray) -> jax.Array:
         """The reduction of all elements of an array, []."""
-        reduce, over_replicas = _REDUCTIONS[monoid]
+        reduce, over_replicas = _reductions_of(array)[monoid]
         shard_result = reduce(self.shards.filled_shard(array, neutral(monoid, array.value.dtype)))
         if shard_result.dtype != bool:
             return over_replicas(shard_result, self.shards.axis)
@@ -319,11 +323,15 @@ def _is_inner_product(eqn: JaxprEqn) -> bool:
     return factors.results == ((),) and factors.operands[0] == factors.operands[1]
 
 
-# By monoid: the reduction of the shard, and that over replicas.
-_REDUCTIONS: dict[str, tuple[Callable[[jax.Array], jax.Array], Callable[..., jax.Array]]] = {
+# By monoid: the reduction of the shard, and that over replicas. No collective combines bits of integers.
+_Reductions = dict[str, tuple[Callable[[jax.Array], jax.Array], Callable[..., jax.Array]]]
+_REDUCTIONS: _Reductions = {
     "add": (lambda x: jnp.sum(x, dtype=x.dtype), lax.psum),
     "max": (jnp.max, lax.pmax),
     "min": (jnp.min, lax.pmin),
-    "and": (jnp.all, lax.pmin),
-    "or": (jnp.any, lax.pmax),
 }
+_REDUCTIONS_OF_TRUTHS: _Reductions = {**_REDUCTIONS, "and": (jnp.all, lax.pmin), "or": (jnp.any, lax.pmax)}
+
+
+def _reductions_of(array: ReplicaArray) -> _Reductions:
+    return _REDUCTIONS_OF_TRUTHS if array.value.dtype == bool else _REDUCTIONS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from typing import Any
 
@@ -32,6 +33,21 @@ def test_trace_accepts_arrays_shapes_and_static_arguments() -> None:
     assert [aval.shape for aval in traced.jaxpr.in_avals] == [(3,), (3,)]
     assert traced.in_tree == jax.tree.structure(((0,), {"b": 0})) and traced.out_tree == jax.tree.structure({"s": 0})
     np.testing.assert_array_equal(jaxpr_as_fun(traced.jaxpr)(X, X)[0], 3 * X)
+
+
+def test_an_import_that_is_traced_knows_when_nothing_is() -> None:
+    """The first program of a process may be compiled, and this module imported, while `jax.jit` traces."""
+    spec = importlib.util.find_spec(jax_compat.__name__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+
+    def importing(x: Any) -> Any:
+        spec.loader.exec_module(module)
+        assert not module.is_evaluating()
+        return x
+
+    jax.jit(importing)(X)
+    assert module.is_evaluating()
 
 
 def test_one_signature_is_traced_once() -> None:

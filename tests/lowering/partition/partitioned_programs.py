@@ -115,6 +115,7 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P]
         "windows": (lambda x: jax.value_and_grad(lambda x: windows(x).sum())(x), ((values(4, 8, 8, 4), P("data")),)),
         "gather": (looked_up, ((values(32, 8), P()), numbers)),
         "gather, split rows": (looked_up, (table, numbers)),
+        "gather, split rows of truths": (looked_up, ((values(32, 8) > 0, P("model")), numbers)),
         "scatter": (lambda t, i: jax.grad(lambda t: (looked_up(t, i) ** 2).sum())(t), (table, numbers)),
         "gather and scatter, split rows, outside": (
             looked_up_by_pairs,

@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
+from ipujax.lowering.jax_compat import jaxpr_as_fun
 from ipujax.lowering.partition import MeshAxes, Notes, Shardings, partition
-from ipujax.lowering.partition.resharding import steps
+from ipujax.lowering.partition.resharding import steps, values_that_may_stay_unreduced
 from ipujax.lowering.partition.specs import Spec, typed_spec
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.shard_map import shard_map
 from tests.lowering.partition.partitioned_programs import programs
 
 SCRIPT = Path(__file__).parent / "partitioned_programs.py"
@@ -98,6 +101,26 @@ def test_sums_are_scattered_where_the_result_is_split() -> None:
     assert kinds(partial, Spec(((), ()), frozenset({"model"}))) == ["all_reduce"]
 
 
+@pytest.mark.parametrize(
+    ("fun", "dtype", "may_stay"),
+    [
+        (lambda x: x.sum(0).astype(jnp.float16), jnp.float32, True),
+        (lambda x: x.sum(0).astype(jnp.int32), jnp.float32, False),
+        (lambda x: x.sum(0).astype(bool), jnp.int32, False),
+        (lambda x: x.sum(0).astype(jnp.float32), jnp.uint32, False),
+        (lambda x: lax.convert_element_type(x.sum(0), jnp.int8), jnp.int32, True),
+        (lambda x: lax.reduce(x, np.int8(0), lax.add, (0,)).astype(jnp.int32), jnp.int8, False),
+        (lambda x: lax.div(x.sum(0), 3), jnp.int32, False),
+        (lambda x: lax.mul(x.sum(0), 3), jnp.int32, True),
+        (lambda x: lax.div(x.sum(0), jnp.float32(3)), jnp.float32, True),
+    ],
+)
+def test_partial_sums_pass_through_linear_equations_alone(fun: Any, dtype: Any, may_stay: bool) -> None:
+    jaxpr = inline(jax.make_jaxpr(fun)(jnp.ones((4, 2), dtype))).jaxpr
+    (total,) = [eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_sum"]
+    assert (total in values_that_may_stay_unreduced(jaxpr, jaxpr.outvars)) is may_stay
+
+
 def partitioned(fun: Any, *args: Any, outputs: Any = ()) -> tuple[Any, Notes]:
     notes = Notes()
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape, _ in args]
@@ -110,6 +133,36 @@ def test_programs_without_shardings_stay_the_same_object() -> None:
     jaxpr = inline(jax.jit(jnp.sin).trace(np.ones(8, np.float32)).jaxpr)
     assert partition(jaxpr) is jaxpr
     assert partition(jaxpr, Shardings((NamedSharding(AUTO, P()),))) is jaxpr
+
+
+def looked_up_by_bytes(table: Any) -> Any:
+    """Look-ups and sums by indices of a dtype that has not all rows of the table."""
+    rows = jnp.array([0, 10, 200, 255], jnp.uint8)
+    dims = lax.ScatterDimensionNumbers((), (0,), (0,))
+    read = [jnp.take(table, rows, mode=mode) for mode in ("clip", "fill")]
+    return read, [lax.scatter_add(table, rows[:, None], read[0], dims, mode=mode) for mode in ("clip", "drop")]
+
+
+# Programs that XLA does not partition, or rounds twice: (function, values of the split argument).
+OF_ONE_DEVICE: dict[str, tuple[Any, Any]] = {
+    "bits": (
+        lambda x: [ufunc.reduce(x | 256) for ufunc in (jnp.bitwise_or, jnp.bitwise_and, jnp.bitwise_xor)],
+        2 ** np.arange(8, dtype=np.int32),
+    ),
+    "iota of halves": (lambda x: x + lax.iota(x.dtype, 4096), np.zeros(4096, jnp.bfloat16)),
+    "truths": (lambda x: x[jnp.array([0, 3, 5])], np.arange(8) % 3 == 0),
+    "narrow indices": (looked_up_by_bytes, np.arange(1000, dtype=np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE_DEVICE)
+def test_partitioned_programs_have_the_numbers_of_one_device(name: str) -> None:
+    fun, x = OF_ONE_DEVICE[name]
+    jaxpr = partition(inline(jax.make_jaxpr(fun)(x)), Shardings((NamedSharding(AUTO, P("model")),)))
+    assert jaxpr.eqns[0].primitive.name == "shard_map"
+    for a, b in zip(jaxpr_as_fun(shard_map(jaxpr))(x), jax.tree.leaves(fun(jnp.asarray(x))), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_array_equal(a, b)
 
 
 def test_specs_spread_forward_and_backward() -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from jax import lax
 from jax.extend.core import Primitive  # noqa: TID251 as a user adds one
 from jax.interpreters import batching, mlir  # noqa: TID251
 
@@ -70,6 +71,11 @@ def test_fuses_across_dimensions_of_size_1() -> None:
 
     assert [len([n for n in group if n != "broadcast_in_dim"]) for group in groups(passed(fun, X))] == [4]
     check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_keeps_a_reshape_that_permutes() -> None:
+    """One of a square array has the shape of its operand, and the elements in another order."""
+    check(lambda x: lax.reshape(x * 2, (6, 6), dimensions=(1, 0)) + 1, X[:, :6], tiles=(1, 7))
 
 
 def test_reads_rows_and_columns_once() -> None:

@@ -108,6 +108,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "slice": (lambda x: x[1:], "slice"),
     "product": (lambda x: x @ x.T, "transpose"),
     "transposed inner product": (lambda x: jnp.vdot(x.reshape(7, 3).T, x), "transpose"),
+    "bits": (lambda x: jnp.bitwise_or.reduce(lax.bitcast_convert_type(x, jnp.int32), None), "reduce_or"),
     "sorted": (jnp.sort, "sort in jit"),
     "wider": (lambda x: lax.bitcast_convert_type(x, jnp.uint16), "bitcast_convert_type"),
     "loop": (lambda x: lax.fori_loop(0, 2, lambda _, v: v * 2, x), "scan"),

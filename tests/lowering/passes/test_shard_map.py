@@ -1,0 +1,33 @@
+"""The pass `shard_map`: the numbers of plain JAX, by jaxprs of an abstract mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, PartitionSpec as P
+
+from ipujax.lowering.jax_compat import jaxpr_as_fun
+from ipujax.lowering.passes.shard_map import shard_map
+
+MESH = AbstractMesh((4,), ("x",))
+
+
+def test_reductions_over_an_axis_of_the_mesh_and_one_of_vmap() -> None:
+    """`vmap` makes a dimension of its axis, over which each device reduces by itself."""
+
+    def of_row(row: Any) -> Any:
+        return lax.psum(row, ("i", "x")), lax.pmax(row, ("x", "i")), row - lax.pmin(row, "i")
+
+    def of_device(x: Any) -> Any:
+        return jax.vmap(of_row, axis_name="i")(x)
+
+    x = jnp.arange(8.0) ** 2
+    mapped = jax.shard_map(of_device, mesh=MESH, in_specs=P("x"), out_specs=(P(), P(), P("x")), check_vma=False)
+    total, most, above_least = jaxpr_as_fun(shard_map(jax.make_jaxpr(mapped)(x)))(x)
+    np.testing.assert_array_equal(total, jnp.full(2, x.sum()))
+    np.testing.assert_array_equal(most, jnp.full(2, x.max()))
+    np.testing.assert_array_equal(above_least, [0, 1, 0, 5, 0, 9, 0, 13])
