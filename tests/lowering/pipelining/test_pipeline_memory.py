@@ -119,7 +119,7 @@ def test_counts_a_parameter_in_each_stage_that_uses_it() -> None:
     rng = np.random.default_rng(0)
     count = 6
     parameters = [(tuple(sorted(rng.choice(count, size=1 + n % 3, replace=False).tolist())), 10**n) for n in range(5)]
-    work = SimpleNamespace(forward_cycles=np.zeros(count), parameter_bytes=tuple(parameters))
+    work = SimpleNamespace(forward_cycles=np.zeros(count), parameter_bytes=tuple(parameters), accumulator_share=1.0)
     bounds = np.arange(count + 1)
     resident = _resident_bytes(work, [(2, 7)], bounds)  # type: ignore[arg-type]
     for first, stop in combinations(range(count + 1), 2):

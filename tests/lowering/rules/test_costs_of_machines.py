@@ -15,7 +15,7 @@ from tests.lowering.rules.op_table import CASES, FAMILIES
 from tests.lowering.rules.test_ops import gradient_of, together
 
 TILES = 7
-_STEPS = np.array([1 - 2e-4, 1 - 1e-4, 1, 1 + 1e-4, 1 + 2e-4])
+_STEPS = 1 + 1e-5 * np.arange(-2, 3)
 
 
 def graph_of(family: str, of_gradients: bool) -> Graph:
