@@ -165,5 +165,6 @@ class ReplicaMesh:
         return lax.ppermute(x, AXIS, pairs)
 
     def _broadcast(self, x: jax.Array, *, axis_name: Any, source: int, **params: Any) -> jax.Array:
+        # A permutation has one destination for each source.
         groups = self.groups(named_axes(axis_name), params.get("axis_index_groups"))
-        return lax.ppermute(x, AXIS, [(group[source], replica) for group in groups for replica in group])
+        return lax.all_gather(x, AXIS, axis_index_groups=groups)[source]

@@ -108,7 +108,7 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
 
         initial_states = {n: lax.convert_element_type(operands[n], jaxpr.in_avals[n].dtype) for n in next_result}
         accumulated = {
-            n: lax.full(aval.shape, 0, aval.dtype if kind == "last" else spec.accumulator_dtype(aval))
+            n: _accumulator(aval, aval.dtype if kind == "last" else spec.accumulator_dtype(aval))
             for n, (kind, aval) in enumerate(zip(kinds, jaxpr.out_avals, strict=True))
             if kind in ("mean", "running_mean", "sum", "last")
         }
@@ -125,6 +125,11 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
         return [computed[n] if n in computed else _zeros(jaxpr, spec, n) for n in range(len(kinds))]
 
     return loop
+
+
+def _accumulator(aval: Any, dtype: Any) -> jax.Array:
+    """Zeros for a result of a type, over explicit axes of a mesh split as the result is."""
+    return lax.full(aval.shape, 0, dtype, sharding=aval.sharding)
 
 
 def _zeros(jaxpr: ClosedJaxpr, spec: PipelineSpec, number: int) -> jax.Array:

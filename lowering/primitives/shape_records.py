@@ -14,6 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from ipujax.lowering.jax_compat import CALLEES, JaxprEqn
 from ipujax.lowering.popops import SCATTER_MONOIDS, SCATTERS
 from ipujax.lowering.primitives.record import (
@@ -36,12 +39,16 @@ def _gather_factors(eqn: JaxprEqn) -> Factors:
     """Factors of a gather: what can be split so that parts are computed alone: lookups, windows, rows of the table.
 
     Rows are indexed dimensions of which a window has one element: a device looks up those that it has, at its own
-    positions, and zeros for the others, so that results add up. Windows have the other dimensions whole.
+    positions, and zeros for the others, so that results add up. Windows have the other dimensions whole. Rows of random
+    keys, which have no sums, are not split.
     """
     numbers = eqn.params["dimension_numbers"]
     operand, indices = shapes(eqn.invars)
     indexed = set(numbers.start_index_map)
     table_factors = _table_factors(operand, eqn.params["slice_sizes"], indexed, numbers.operand_batching_dims)
+    table_aval: Any = eqn.invars[0].aval
+    if jnp.issubdtype(table_aval.dtype, jax.dtypes.extended):
+        table_factors = [None if d in indexed else d for d in table_factors]
     batches = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     # A batch dimension of the indices shares the factor of the table's, which has its number; others have their own.
     index_factors = [batches.get(d, INDEX + d) for d in range(len(indices) - 1)]

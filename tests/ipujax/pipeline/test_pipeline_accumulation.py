@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P, reshard
 
 import ipujax as ipu
 from ipujax.runtime.graph.program import Execute, Repeat
@@ -230,6 +231,20 @@ def test_collectives_inside_are_those_of_the_axis_around() -> None:
 
     run = ipu.pipeline(averaged, micro_batches=2)
     close(jax.vmap(run, axis_name="replica")(shards), jnp.full(2, loss(PARAMS, BATCH)))
+
+
+def test_results_over_explicit_axes_of_a_mesh() -> None:
+    """They are split as those of one micro-batch, whatever reduces them."""
+
+    def function(x: Any) -> Any:
+        split = reshard(x, P("x"))
+        return split, split * 2, split * 3
+
+    mesh = AbstractMesh((4,), ("x",), (AxisType.Explicit,))
+    accumulated = ipu.pipeline(function, micro_batches=2, reduce=("last", "sum", "running_mean"))
+    with jax.sharding.use_abstract_mesh(mesh):
+        results = jax.make_jaxpr(accumulated)(jax.ShapeDtypeStruct((8, 3), jnp.float32)).out_avals
+    assert [x.str_short() for x in results] == ["float32[4@x,3]"] * 3  # type: ignore[attr-defined]
 
 
 def test_in_a_loop_and_a_branch() -> None:

@@ -116,6 +116,12 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P]
         "gather": (looked_up, ((values(32, 8), P()), numbers)),
         "gather, split rows": (looked_up, (table, numbers)),
         "gather, split rows of truths": (looked_up, ((values(32, 8) > 0, P("model")), numbers)),
+        "gather, split rows of keys": (
+            lambda seeds, i: jax.random.key_data(
+                looked_up(reshard(jax.random.split(jax.random.key(3), 32), P("model")), i)
+            ),
+            (rows, numbers),
+        ),
         "scatter": (lambda t, i: jax.grad(lambda t: (looked_up(t, i) ** 2).sum())(t), (table, numbers)),
         "gather and scatter, split rows, outside": (
             looked_up_by_pairs,

@@ -30,6 +30,7 @@ AUTO = AbstractMesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
 OTHER_KINDS = {
     "dot_general, sharded parameters": "XLA of CPU has no reduce-scatter, and permutes around a ring",
     "reductions": "a product over devices has no collective: its terms are gathered",
+    "gather, split rows of keys": "keys have no sums here: their rows are gathered",
     "cumulative, sort, arg": "XLA of CPU sorts whole rows on every device",
     "reshard": "XLA moves one block as a permute",
     "unreduced": "XLA of CPU has no reduce-scatter",
@@ -46,6 +47,7 @@ OTHER_KINDS = {
 MORE_BYTES = {
     "reductions": "a product over devices has no collective: its terms are gathered",
     "reshard": "XLA moves one block as a permute",
+    "gather, split rows of keys": "keys have no sums here: their rows are gathered",
 }
 
 

@@ -31,3 +31,15 @@ def test_reductions_over_an_axis_of_the_mesh_and_one_of_vmap() -> None:
     np.testing.assert_array_equal(total, jnp.full(2, x.sum()))
     np.testing.assert_array_equal(most, jnp.full(2, x.max()))
     np.testing.assert_array_equal(above_least, [0, 1, 0, 5, 0, 9, 0, 13])
+
+
+def test_broadcasts_from_one_device_of_each_group() -> None:
+    """JAX has no such collective on CPU."""
+    mesh = AbstractMesh((2, 2), ("x", "y"))
+    x = jnp.array([1.0, jnp.nan, -0.0, 4.0])
+    for axis, expected in (("x", [x[2], x[3], x[2], x[3]]), ("y", [x[1], x[1], x[3], x[3]])):
+        mapped = jax.shard_map(
+            lambda x, axis=axis: lax.pbroadcast(x, axis, 1), mesh=mesh, in_specs=P(("x", "y")), out_specs=P(("x", "y"))
+        )
+        (result,) = jaxpr_as_fun(shard_map(jax.make_jaxpr(mapped)(x)))(x)
+        np.testing.assert_array_equal(result, jnp.array(expected))
