@@ -1,0 +1,39 @@
+"""Values at the edges of operators against onnxruntime: ignored classes, thresholds that are met, permuted n-grams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import ValueInfoProto, helper
+
+import ipujax.onnx
+from tests.ipujax.onnx.models import info, model_of
+
+INT = np.int64
+FLOAT = np.float32
+MASKED = FLOAT([[-np.inf, -0.1, -2], [-0.5, -1, -1.5]])  # class 0 of the first sample has probability 0
+# Operator, inputs that are no constants, constants behind them, attributes.
+CASES: dict[str, tuple[str, Sequence[Any], Sequence[Any], Mapping[str, Any]]] = {
+    "an ignored class": ("NegativeLogLikelihoodLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
+    "an ignored label": ("SoftmaxCrossEntropyLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_at_an_edge_are_those_of_onnxruntime(name: str) -> None:
+    operator, inputs, constants, attributes = CASES[name]
+    arrays = {f"x{n}": x for n, x in enumerate(inputs)}
+    known = {f"c{n}": np.asarray(x) for n, x in enumerate(constants)}
+    node = helper.make_node(operator, [*arrays, *known], ["y"], **attributes)
+    infos = [info(each, x.dtype, x.shape) for each, x in arrays.items()]
+    model = model_of([node], infos, [ValueInfoProto(name="y")], known, opset=22)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, arrays)
+    loaded = ipujax.onnx.load(model)
+    actual = np.asarray(loaded(loaded.params, *inputs))
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
