@@ -16,10 +16,21 @@ from tests.ipujax.onnx.models import info, model_of
 INT = np.int64
 FLOAT = np.float32
 MASKED = FLOAT([[-np.inf, -0.1, -2], [-0.5, -1, -1.5]])  # class 0 of the first sample has probability 0
+COUNTED = {
+    "max_gram_length": 2,
+    "max_skip_count": 0,
+    "min_gram_length": 1,
+    "ngram_counts": [0, 2],
+    "ngram_indexes": [2, 0, 1],
+    "pool_int64s": [7, 5, 5, 7],
+    "weights": [2.0, 3.0, 4.0],
+}
 # Operator, inputs that are no constants, constants behind them, attributes.
 CASES: dict[str, tuple[str, Sequence[Any], Sequence[Any], Mapping[str, Any]]] = {
     "an ignored class": ("NegativeLogLikelihoodLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
     "an ignored label": ("SoftmaxCrossEntropyLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
+    "weights of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7, 5, 7])], [], {**COUNTED, "mode": "TFIDF"}),
+    "occurrences of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7])], [], {**COUNTED, "mode": "IDF"}),
 }
 
 
