@@ -16,6 +16,7 @@ from tests.ipujax.onnx.models import info, model_of
 INT = np.int64
 FLOAT = np.float32
 MASKED = FLOAT([[-np.inf, -0.1, -2], [-0.5, -1, -1.5]])  # class 0 of the first sample has probability 0
+BOXES = FLOAT([[[0, 0, 1, 1], [0, 2, 1, 3], [0, 4, 1, 5]]])
 COUNTED = {
     "max_gram_length": 2,
     "max_skip_count": 0,
@@ -29,6 +30,13 @@ COUNTED = {
 CASES: dict[str, tuple[str, Sequence[Any], Sequence[Any], Mapping[str, Any]]] = {
     "an ignored class": ("NegativeLogLikelihoodLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
     "an ignored label": ("SoftmaxCrossEntropyLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
+    "a score at its threshold": (
+        "NonMaxSuppression",
+        [],
+        [BOXES, FLOAT([[[0.9, 0.5, 0.75]]]), INT([3]), FLOAT([0.5]), FLOAT([0.5])],
+        {},
+    ),
+    "an impossible box": ("NonMaxSuppression", [], [BOXES, FLOAT([[[0.9, -np.inf, 0.75]]]), INT([3])], {}),
     "weights of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7, 5, 7])], [], {**COUNTED, "mode": "TFIDF"}),
     "occurrences of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7])], [], {**COUNTED, "mode": "IDF"}),
 }
