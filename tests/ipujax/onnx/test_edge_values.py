@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, Sequence[Any], Sequence[Any], Mapping[str, Any]]] = 
     "an impossible box": ("NonMaxSuppression", [], [BOXES, FLOAT([[[0.9, -np.inf, 0.75]]]), INT([3])], {}),
     "weights of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7, 5, 7])], [], {**COUNTED, "mode": "TFIDF"}),
     "occurrences of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7])], [], {**COUNTED, "mode": "IDF"}),
+    "a range up to a multiple": ("Range", [], [FLOAT(0), FLOAT(0.3), FLOAT(0.1)], {}),
 }
 
 
