@@ -17,6 +17,7 @@ INT = np.int64
 FLOAT = np.float32
 MASKED = FLOAT([[-np.inf, -0.1, -2], [-0.5, -1, -1.5]])  # class 0 of the first sample has probability 0
 BOXES = FLOAT([[[0, 0, 1, 1], [0, 2, 1, 3], [0, 4, 1, 5]]])
+LINE = np.arange(5, dtype=FLOAT)
 COUNTED = {
     "max_gram_length": 2,
     "max_skip_count": 0,
@@ -40,6 +41,8 @@ CASES: dict[str, tuple[str, Sequence[Any], Sequence[Any], Mapping[str, Any]]] = 
     "weights of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7, 5, 7])], [], {**COUNTED, "mode": "TFIDF"}),
     "occurrences of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7])], [], {**COUNTED, "mode": "IDF"}),
     "a range up to a multiple": ("Range", [], [FLOAT(0), FLOAT(0.3), FLOAT(0.1)], {}),
+    "a backward slice from before the start": ("Slice", [LINE], [INT([-9]), INT([-20]), INT([0]), INT([-1])], {}),
+    "a backward slice from behind the end": ("Slice", [LINE], [INT([9]), INT([-20]), INT([0]), INT([-2])], {}),
 }
 
 
