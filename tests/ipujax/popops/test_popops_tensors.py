@@ -254,6 +254,14 @@ def test_one_hot_with_tensors_and_masked_labels():
     np.testing.assert_array_equal(both(graph, prog, {"e": encoded})["e"], expected)
 
 
+def test_one_hot_with_more_columns_than_the_type_of_indices_has_numbers():
+    graph = new_graph()
+    prog = Sequence()
+    encoded = variable(graph, [3, 300])
+    popops.encode_one_hot(graph, constant(graph, [1, 200, 255], poplar.UNSIGNED_CHAR), encoded, prog)
+    np.testing.assert_array_equal(both(graph, prog, {"e": encoded})["e"], np.eye(300)[[1, 200, 255]])
+
+
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
 def test_pad_is_a_view(mode):
     graph = new_graph()
