@@ -41,6 +41,19 @@ def test_reduce_scales_updates_and_changes_type():
     np.testing.assert_array_equal(actual["nothing"], X)
 
 
+def test_scaled_sums_of_halves_are_rounded_once():
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [2, 64], poplar.HALF, value=np.full((2, 64), 2000))
+    quarter = constant(graph, [1 / 4096])
+    mean = popops.reduce(graph, x, [1], "add", prog, scale=1 / 64)
+    square = popops.reduce(graph, x, [1], "square_add", prog, scale=quarter)
+    actual = both(graph, prog, {"mean": mean, "square": square})
+    assert actual["mean"].dtype == actual["square"].dtype == np.float16
+    np.testing.assert_array_equal(actual["mean"], [2000, 2000])
+    np.testing.assert_array_equal(actual["square"], np.float16([62500, 62500]))
+
+
 def test_reduce_many():
     graph = new_graph()
     prog = Sequence()
