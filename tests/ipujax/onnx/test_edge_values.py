@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import ValueInfoProto, helper
+from onnx import TensorProto, ValueInfoProto, helper
 
 import ipujax.onnx
 from tests.ipujax.onnx.models import info, model_of
@@ -60,3 +61,18 @@ def test_values_at_an_edge_are_those_of_onnxruntime(name: str) -> None:
     actual = np.asarray(loaded(loaded.params, *inputs))
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+NARROW = {np.int8: [-1, 64], np.uint8: [100, 200], np.float16: [100, 2048], ml_dtypes.bfloat16: [100, 512]}
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_one_hot_of_narrow_indices_has_every_position(dtype: Any) -> None:
+    # onnxruntime has no OneHot of these
+    indices = np.asarray(NARROW[dtype], dtype)
+    known = {"depth": INT([3000]), "values": INT([0, 1])}
+    node = helper.make_node("OneHot", ["x", *known], ["y"])
+    graph = [node], [info("x", dtype, [2])], [helper.make_tensor_value_info("y", TensorProto.INT64, [2, 3000])]
+    model = ipujax.onnx.load(model_of(*graph, known))
+    hot = np.argwhere(np.asarray(model(model.params, indices)))
+    assert hot[:, 1].tolist() == [n % 3000 for n in NARROW[dtype]]
