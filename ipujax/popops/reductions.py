@@ -116,10 +116,10 @@ def reduce_with_output(
 
 
 def _reduce_array(a: jax.Array, dims: Sequence[int], operation: Reduction, scale: Any, dtype: Any) -> jax.Array:
-    # A sum of halves with a float result is not rounded to half on the way. Nor is one that is scaled, or of squares:
-    # they may be out of the range of half where the result is not.
+    # A wider result is reduced in its own type: not rounded to half on the way, and squares do not wrap. Sums of halves
+    # are in float until they are scaled: they may be out of the range of half where the result is not.
     is_sum_of_halves = operation in _SUMS and a.dtype == np.float16
-    widens = np.dtype(dtype).kind == np.dtype(a.dtype).kind == "f" and np.dtype(dtype).itemsize > a.dtype.itemsize
+    widens = np.dtype(dtype).kind == a.dtype.kind in "fiu" and np.dtype(dtype).itemsize > a.dtype.itemsize
     wide = a.astype(np.float32) if is_sum_of_halves else a.astype(dtype) if widens else a
     result = _REDUCTIONS[operation](wide, axis=tuple(dims))
     if scale is None:

@@ -54,6 +54,14 @@ def test_scaled_sums_of_halves_are_rounded_once():
     np.testing.assert_array_equal(actual["square"], np.float16([62500, 62500]))
 
 
+def test_squares_have_the_type_of_the_result():
+    graph = new_graph()
+    prog = Sequence()
+    x = constant(graph, [300, -2000], poplar.SHORT)
+    total = popops.reduce(graph, x, [0], "square_add", prog, out_type=poplar.INT)
+    assert both(graph, prog, {"total": total})["total"] == 4_090_000
+
+
 def test_reduce_many():
     graph = new_graph()
     prog = Sequence()
