@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add, check_tensors, look_up
+from ipujax.popops.elementwise import check_scales
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -74,6 +75,7 @@ def reduce(
     # A type of the result wins; else an update must stay of its type, and other results are of that of `x`.
     _check(name, x, dims, operation, summing=scale is not None or update is not None)
     dtype = out_type if out_type is not None else x.dtype if update is None else update.dtype
+    check_scales(name, dtype, scale)
     # A scale that is a number becomes an immediate; only tensors are operands.
     operands = [x, *([scale] if isinstance(scale, Tensor) else []), *([] if update is None else [update])]
 
@@ -108,6 +110,7 @@ def reduce_with_output(
         reduce(graph, x, dims, operation, prog, name, scale=scale, update=out)
         return
     _check(name, x, dims, operation, summing=scale is not None)
+    check_scales(name, out.dtype, scale)
 
     def reduce_scaled(a: jax.Array, *factor: jax.Array) -> jax.Array:
         return _reduce_array(a, dims, operation, factor[0] if factor else scale, out.dtype)

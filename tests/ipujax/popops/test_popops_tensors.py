@@ -62,6 +62,23 @@ def test_squares_have_the_type_of_the_result():
     assert both(graph, prog, {"total": total})["total"] == 4_090_000
 
 
+def test_scales_of_integers_are_integers():
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [4], poplar.INT)
+    half = constant(graph, [0.5])
+    row = constant(graph, [[1]], poplar.INT)
+    for scale, got in ((0.5, "0.5"), (half, "float32")):
+        calls = (
+            lambda s=scale: popops.reduce(graph, x, [0], "add", prog, scale=s),
+            lambda s=scale: popops.scaled_add_to(graph, x, x, 1, prog, scale_a=s),
+            lambda s=scale: popops.multi_update_add(graph, x, row, indices(graph, [2]), s, [0], [1], prog),
+        )
+        for call in calls:
+            with pytest.raises(GraphError, match=f"the scale(.|\n)*{got}"):
+                call()
+
+
 def test_reduce_many():
     graph = new_graph()
     prog = Sequence()
