@@ -12,9 +12,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.poplar.library import add, look_up
+from ipujax.popops.fills import is_indexed, widened
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
@@ -134,7 +134,7 @@ def calc_loss(
 
 def _one_hot(labels: jax.Array, like: jax.Array) -> jax.Array:
     # `MASKED_LABEL_CODE` equals no class: its row is all zeros, and so are loss and gradient.
-    return (lax.broadcasted_iota(labels.dtype, like.shape, 1) == labels[:, None]).astype(like.dtype)
+    return is_indexed(labels, like.shape).astype(like.dtype)
 
 
 def calc_accuracy(
@@ -158,7 +158,8 @@ def calc_accuracy(
     _check_expected(name, outputs, expected, dense=False)
 
     def correct(x: jax.Array, labels: jax.Array) -> jax.Array:
-        hits = jnp.argmax(x, axis=1).astype(labels.dtype) == labels
+        classes = widened(labels)
+        hits = jnp.argmax(x, axis=1).astype(classes.dtype) == classes
         return jnp.sum(hits.astype(num_correct.dtype)).astype(num_correct.dtype).reshape(num_correct.shape)
 
     add(graph, correct, [outputs, expected], prog, name, [num_correct])

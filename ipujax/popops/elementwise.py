@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add_elementwise, add_elementwise as _add, check_tensors, checked, same_type
+from ipujax.poplar.types import cast_values
 from ipujax.popops.expr import NUM_OF_ONE_TYPE, Expression, evaluate
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
@@ -95,6 +96,7 @@ def _add_scaled(
         raise GraphError(f"{name}: tensors differ in shape", expected=a.shape, got=b.shape)
     if any(s.size != 1 for s in scales):
         raise GraphError(f"{name}: a scale is one number", got=[s.shape for s in scales])
+    check_scales(name, a.dtype, scale, scale_a)
     if speciality not in ("default", "x_minus_ax_plus_by") or (speciality != "default" and scale_a is None):
         expected = '"default", or "x_minus_ax_plus_by" with scale_a'
         raise GraphError(f"{name}: unknown speciality", expected=expected, got=repr(speciality))
@@ -112,6 +114,16 @@ def _add_scaled(
         return term_a + term_b if sign > 0 else term_a - term_b
 
     add_elementwise(graph, compute, [a, b, *scales], prog, name, [a])
+
+
+def check_scales(name: str, dtype: Any, *scales: Scale | None) -> None:
+    """Refuse scales of integers that are none: they are cast to the type of the elements, where 0.5 would be 0."""
+    for scale in scales if np.dtype(dtype).kind in "iu" else ():
+        if isinstance(scale, Tensor) and scale.dtype.kind not in "iu":
+            got = dtype_name(scale.dtype)
+            raise GraphError(f"{name}: the scale of {dtype_name(dtype)}", expected="an integer", got=got)
+        if scale is not None and not isinstance(scale, Tensor):
+            cast_values(scale, np.dtype(dtype), f"{name}: the scale")
 
 
 Operation = Callable[..., Tensor]

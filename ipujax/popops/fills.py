@@ -93,9 +93,20 @@ def encode_one_hot(
             next(unused).reshape(()).astype(encoded.dtype) if isinstance(v, Tensor) else np.asarray(v, encoded.dtype)
             for v in values
         )
-        return jnp.where(lax.broadcasted_iota(i.dtype, encoded.shape, 1) == i[:, None], hit, miss)
+        return jnp.where(is_indexed(i, encoded.shape), hit, miss)
 
     add(graph, one_hot, [indices, *(v for v in values if isinstance(v, Tensor))], prog, name, [encoded])
+
+
+def is_indexed(indices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return the mask [n, columns] of the column that each index [n] names."""
+    wide = widened(indices)
+    return lax.broadcasted_iota(wide.dtype, shape, 1) == wide[:, None]
+
+
+def widened(indices: jax.Array) -> jax.Array:
+    """Return indices of a type that has the number of every column: INT for those of 8 and 16 bits."""
+    return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
 
 
 def pad(

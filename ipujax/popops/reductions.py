@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add, check_tensors, look_up
+from ipujax.popops.elementwise import check_scales
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -74,6 +75,7 @@ def reduce(
     # A type of the result wins; else an update must stay of its type, and other results are of that of `x`.
     _check(name, x, dims, operation, summing=scale is not None or update is not None)
     dtype = out_type if out_type is not None else x.dtype if update is None else update.dtype
+    check_scales(name, dtype, scale)
     # A scale that is a number becomes an immediate; only tensors are operands.
     operands = [x, *([scale] if isinstance(scale, Tensor) else []), *([] if update is None else [update])]
 
@@ -108,6 +110,7 @@ def reduce_with_output(
         reduce(graph, x, dims, operation, prog, name, scale=scale, update=out)
         return
     _check(name, x, dims, operation, summing=scale is not None)
+    check_scales(name, out.dtype, scale)
 
     def reduce_scaled(a: jax.Array, *factor: jax.Array) -> jax.Array:
         return _reduce_array(a, dims, operation, factor[0] if factor else scale, out.dtype)
@@ -116,10 +119,16 @@ def reduce_with_output(
 
 
 def _reduce_array(a: jax.Array, dims: Sequence[int], operation: Reduction, scale: Any, dtype: Any) -> jax.Array:
-    # A sum of halves with a float result is not rounded to half on the way.
-    widens = np.dtype(dtype).kind == np.dtype(a.dtype).kind == "f" and np.dtype(dtype).itemsize > a.dtype.itemsize
-    result = _REDUCTIONS[operation](a.astype(dtype) if widens else a, axis=tuple(dims)).astype(dtype)
-    return result if scale is None else result * jnp.asarray(scale).reshape(()).astype(dtype)
+    # A wider result is reduced in its own type: not rounded to half on the way, and squares do not wrap. Sums of halves
+    # are in float until they are scaled: they may be out of the range of half where the result is not.
+    is_sum_of_halves = operation in _SUMS and a.dtype == np.float16
+    widens = np.dtype(dtype).kind == a.dtype.kind in "fiu" and np.dtype(dtype).itemsize > a.dtype.itemsize
+    wide = a.astype(np.float32) if is_sum_of_halves else a.astype(dtype) if widens else a
+    result = _REDUCTIONS[operation](wide, axis=tuple(dims))
+    if scale is None:
+        return result.astype(dtype)
+    scaled = result if is_sum_of_halves else result.astype(dtype)
+    return (scaled * jnp.asarray(scale).reshape(()).astype(scaled.dtype)).astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from jax import lax
 from ipujax.lowering.emit import placing
 from ipujax.lowering.popops import dynamic_update_slice_in_place, map_for_slicing
 from ipujax.poplar.library import add, add_new, same_type
+from ipujax.popops.elementwise import check_scales
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Builder, Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -236,6 +237,7 @@ def _update(
     shape = _slice_shape(name, x, dims, sizes)
     _check_offsets(name, offsets, dims)
     same_type(name, [x, slices])
+    check_scales(name, x.dtype, scale)
     # Slices have the rank of `x`: dimensions that are not sliced are entire, not dropped.
     if slices.shape != (expected := (offsets.shape[0], *shape)):
         raise GraphError(f"{name}: the slices have the wrong shape", expected=expected, got=slices.shape)

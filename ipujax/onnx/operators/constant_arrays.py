@@ -70,7 +70,9 @@ def number_range(start: Static, limit: Static, delta: Static, *, stash_type: int
     integral = np.issubdtype(dtype, np.integer)
     wide = np.dtype(np.int64) if integral else np.promote_types(np.float32, dtype if dtype.itemsize > 2 else np.float32)
     low, high, stride = (each.astype(wide) for each in (first, last, step))
-    count = max(0, int(-((low - high) // stride)) if integral else int(np.ceil((high - low) / stride)))
+    # The quotient of floats is one of doubles: rounded to single precision, 0.3 / 0.1 lacks the part above 3.
+    count = -((low - high) // stride) if integral else np.ceil(np.float64(high - low) / np.float64(stride))
+    count = max(0, int(count))
     if count <= MAX_STATIC_ELEMENTS:
         return (low + np.arange(count, dtype=wide) * stride).astype(dtype)
     working = canonical(wide)

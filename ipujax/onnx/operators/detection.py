@@ -37,7 +37,8 @@ def non_max_suppression(
 ) -> Array:
     """Best boxes of each class that do not overlap a better one, [selected, (batch, class, box)]."""
     # Boxes [N, boxes, 4] are two opposite corners (y, x), or centre (x, y) and size (w, h); scores [N, classes, boxes].
-    # They overlap if intersection over union exceeds the threshold. Traced results have rows of zeros up to the bound.
+    # They overlap if intersection over union exceeds the threshold, and scores
+    # must exceed theirs. Traced results have rows of zeros up to the bound.
     if not np.shape(boxes)[1]:
         return jnp.zeros((0, 3), index_dtype())
     operands = (boxes, scores, max_output_boxes_per_class, iou_threshold, score_threshold)
@@ -56,9 +57,10 @@ def _all_selected(
     boxes, scores = map(jnp.asarray, (boxes, scores))
     limit = _scalar(max_boxes, 0)
     overlap = _scalar(iou, 0.0)
-    lowest = _scalar(score, -jnp.inf)
-    by_class = jax.vmap(lambda corners, line: _selected(corners, line, limit, overlap, lowest), (None, 0))
-    order, selected = jax.vmap(by_class)(_corner_form(boxes, bool(centred)), scores)
+    # Without a threshold a score of −∞ is one too.
+    is_candidate = ~jnp.isnan(scores) if score is None else scores > _scalar(score, 0.0)
+    by_class = jax.vmap(lambda corners, *lines: _selected(corners, *lines, limit, overlap), (None, 0, 0))
+    order, selected = jax.vmap(by_class)(_corner_form(boxes, bool(centred)), scores, is_candidate)
     count = jnp.sum(selected)
 
     def rows(size: int) -> Array:
@@ -80,7 +82,9 @@ def _corner_form(boxes: Array, centred: bool) -> Corners:
     return Corners(jnp.minimum(a, c), jnp.minimum(b, d), jnp.maximum(a, c), jnp.maximum(b, d))
 
 
-def _selected(corners: Corners, scores: Array, limit: Array, overlap: Array, lowest: Array) -> tuple[Array, Array]:
+def _selected(
+    corners: Corners, scores: Array, is_candidate: Array, limit: Array, overlap: Array
+) -> tuple[Array, Array]:
     """Boxes by falling score, and which of them are selected; of one batch and class."""
     # Stable: of equal scores the first box is selected.
     order = jnp.argsort(-scores, stable=True)
@@ -94,7 +98,7 @@ def _selected(corners: Corners, scores: Array, limit: Array, overlap: Array, low
         common = jnp.maximum(height, 0) * jnp.maximum(width, 0)
         union = area + area[rank] - common
         hit = selected & (common > overlap * union)
-        good = (scores[order[rank]] >= lowest) & ~jnp.any(hit) & (jnp.sum(selected) < limit)
+        good = is_candidate[order[rank]] & ~jnp.any(hit) & (jnp.sum(selected) < limit)
         return selected.at[rank].set(good)
 
     return order, lax.fori_loop(0, len(scores), visit, jnp.zeros(len(scores), bool))

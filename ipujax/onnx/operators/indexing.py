@@ -163,7 +163,10 @@ def one_hot(indices: Value, depth: Static, values: Value, *, axis: int = -1) -> 
     size = integers(depth)[0]
     refuse_outside(np.asarray(size), 0, MAX_SIZE, "depth")
     off, on = jnp.asarray(values)
-    expanded = jnp.expand_dims(_from_start(indices, size), axis)
+    # Types of 8 and 16 bits do not have every position: integers would wrap, and floats be rounded to one another.
+    narrow = np.dtype(indices.dtype).itemsize < 4
+    wide = indices.astype(np.float32 if is_floating(indices) else np.int32) if narrow else indices
+    expanded = jnp.expand_dims(_from_start(wide, size), axis)
     along = axis_of(axis, expanded.ndim)
     position = index_range(size).reshape([-1 if each == along else 1 for each in range(expanded.ndim)])
     return jnp.where(expanded == position, on, off)

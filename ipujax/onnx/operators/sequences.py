@@ -90,6 +90,9 @@ def count_ngrams(
     # times counts.
     sequences = jnp.atleast_2d(x)
     size = max(ngram_indexes) + 1
+    by_place = np.ones(size, np.float32)
+    if weights:
+        by_place[list(ngram_indexes)] = weights
     counts = jnp.zeros((len(sequences), size), jnp.float32)
     first = 0
     stops = [*ngram_counts[1:], len(pool_int64s)]
@@ -100,7 +103,7 @@ def count_ngrams(
         if len(grams) and min_gram_length <= length <= max_gram_length:
             counts = counts.at[:, places].add(_occurrences(sequences, grams, max_skip_count))
     clipped = jnp.minimum(counts, 1) if mode == "IDF" else counts
-    weighted = clipped if mode == "TF" or not weights else clipped * jnp.asarray(weights, jnp.float32)
+    weighted = clipped if mode == "TF" else clipped * by_place
     return weighted if np.ndim(x) == 2 else weighted[0]
 
 

@@ -91,15 +91,18 @@ def stops_of(sizes: Sequence[int], extent: int, axis: int) -> list[int]:
 def slice_array(
     x: Array, starts: Static, ends: Static, axes: Static | None = None, steps: Static | None = None
 ) -> Array:
-    """Part of an array between static bounds, which count and are limited as in Python."""
+    """Part of an array between static bounds, which count from the end where negative, and are limited to the axis."""
     begins = integers(starts)
     stops = integers(ends)
     chosen = range(len(begins)) if axes is None else axes_of(integers(axes), x.ndim)
     strides = (1,) * len(begins) if steps is None else integers(steps)
     slices = [slice(None)] * x.ndim
     for axis, begin, stop, stride in zip(chosen, begins, stops, strides, strict=True):
-        longest = max(1, x.shape[axis])  # a longer stride takes one element too, and XLA adds it to the start
-        slices[axis] = slice(begin, stop, min(max(stride, -longest), longest))
+        size = x.shape[axis]
+        longest = max(1, size)  # a longer stride takes one element too, and XLA adds it to the start
+        # Backward, a start before the first element is the first one; Python has no elements there.
+        first = -size if stride < 0 and begin < -size else begin
+        slices[axis] = slice(first, stop, min(max(stride, -longest), longest))
     return x[tuple(slices)]
 
 

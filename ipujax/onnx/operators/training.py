@@ -35,7 +35,8 @@ def negative_log_likelihood(
     picked = jnp.take_along_axis(x, classes[:, None], axis=1)[:, 0]
     weights = jnp.ones((), x.dtype) if weight is None else jnp.asarray(weight)[classes]
     used = jnp.where(is_counted, weights, 0).astype(x.dtype)
-    loss = -picked * used
+    # The class that stands for an ignored one may have a probability of 0: the product would be 0 · ∞.
+    loss = -jnp.where(is_counted, picked, 0) * used
     if reduction == "none":
         return loss
     total = jnp.sum(loss)

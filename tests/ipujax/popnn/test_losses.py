@@ -108,6 +108,21 @@ def test_masked_labels_have_the_code_of_popops():
     assert np.all(actual["deltas"][1] == 0)
 
 
+def test_labels_of_a_type_with_fewer_numbers_than_classes():
+    outputs = numbers((2, 300), 4)
+    outputs[:, 257] = 9  # 257 is 1 in 8 bits
+    graph = new_graph()
+    prog = Sequence()
+    labels = constant(graph, [1, 200], poplar.UNSIGNED_CHAR)
+    loss, deltas, right = variable(graph, [2]), variable(graph, [2, 300]), variable(graph, [], poplar.UNSIGNED_INT)
+    popnn.calc_loss(
+        graph, constant(graph, outputs), labels, loss, deltas, "cross_entropy_of_logits", prog, num_correct=right
+    )
+    actual = both(graph, prog, {"loss": loss, "right": right})
+    np.testing.assert_allclose(actual["loss"], cross_entropy(outputs, np.eye(300)[[1, 200]]), rtol=1e-5)
+    assert actual["right"] == 0
+
+
 def test_wrong_operands():
     graph = new_graph()
     prog = Sequence()

@@ -41,6 +41,44 @@ def test_reduce_scales_updates_and_changes_type():
     np.testing.assert_array_equal(actual["nothing"], X)
 
 
+def test_scaled_sums_of_halves_are_rounded_once():
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [2, 64], poplar.HALF, value=np.full((2, 64), 2000))
+    quarter = constant(graph, [1 / 4096])
+    mean = popops.reduce(graph, x, [1], "add", prog, scale=1 / 64)
+    square = popops.reduce(graph, x, [1], "square_add", prog, scale=quarter)
+    actual = both(graph, prog, {"mean": mean, "square": square})
+    assert actual["mean"].dtype == actual["square"].dtype == np.float16
+    np.testing.assert_array_equal(actual["mean"], [2000, 2000])
+    np.testing.assert_array_equal(actual["square"], np.float16([62500, 62500]))
+
+
+def test_squares_have_the_type_of_the_result():
+    graph = new_graph()
+    prog = Sequence()
+    x = constant(graph, [300, -2000], poplar.SHORT)
+    total = popops.reduce(graph, x, [0], "square_add", prog, out_type=poplar.INT)
+    assert both(graph, prog, {"total": total})["total"] == 4_090_000
+
+
+def test_scales_of_integers_are_integers():
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [4], poplar.INT)
+    half = constant(graph, [0.5])
+    row = constant(graph, [[1]], poplar.INT)
+    for scale, got in ((0.5, "0.5"), (half, "float32")):
+        calls = (
+            lambda s=scale: popops.reduce(graph, x, [0], "add", prog, scale=s),
+            lambda s=scale: popops.scaled_add_to(graph, x, x, 1, prog, scale_a=s),
+            lambda s=scale: popops.multi_update_add(graph, x, row, indices(graph, [2]), s, [0], [1], prog),
+        )
+        for call in calls:
+            with pytest.raises(GraphError, match=f"the scale(.|\n)*{got}"):
+                call()
+
+
 def test_reduce_many():
     graph = new_graph()
     prog = Sequence()
@@ -252,6 +290,14 @@ def test_one_hot_with_tensors_and_masked_labels():
     expected = np.full((3, 4), -1)
     expected[0, 1] = expected[2, 3] = 2
     np.testing.assert_array_equal(both(graph, prog, {"e": encoded})["e"], expected)
+
+
+def test_one_hot_with_more_columns_than_the_type_of_indices_has_numbers():
+    graph = new_graph()
+    prog = Sequence()
+    encoded = variable(graph, [3, 300])
+    popops.encode_one_hot(graph, constant(graph, [1, 200, 255], poplar.UNSIGNED_CHAR), encoded, prog)
+    np.testing.assert_array_equal(both(graph, prog, {"e": encoded})["e"], np.eye(300)[[1, 200, 255]])
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])

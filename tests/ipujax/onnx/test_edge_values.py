@@ -1,0 +1,78 @@
+"""Values at the edges of operators against onnxruntime: ignored classes, thresholds that are met, permuted n-grams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, ValueInfoProto, helper
+
+import ipujax.onnx
+from tests.ipujax.onnx.models import info, model_of
+
+INT = np.int64
+FLOAT = np.float32
+MASKED = FLOAT([[-np.inf, -0.1, -2], [-0.5, -1, -1.5]])  # class 0 of the first sample has probability 0
+BOXES = FLOAT([[[0, 0, 1, 1], [0, 2, 1, 3], [0, 4, 1, 5]]])
+LINE = np.arange(5, dtype=FLOAT)
+COUNTED = {
+    "max_gram_length": 2,
+    "max_skip_count": 0,
+    "min_gram_length": 1,
+    "ngram_counts": [0, 2],
+    "ngram_indexes": [2, 0, 1],
+    "pool_int64s": [7, 5, 5, 7],
+    "weights": [2.0, 3.0, 4.0],
+}
+# Operator, inputs that are no constants, constants behind them, attributes.
+CASES: dict[str, tuple[str, Sequence[Any], Sequence[Any], Mapping[str, Any]]] = {
+    "an ignored class": ("NegativeLogLikelihoodLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
+    "an ignored label": ("SoftmaxCrossEntropyLoss", [MASKED, INT([-1, 2])], [], {"ignore_index": -1}),
+    "a score at its threshold": (
+        "NonMaxSuppression",
+        [],
+        [BOXES, FLOAT([[[0.9, 0.5, 0.75]]]), INT([3]), FLOAT([0.5]), FLOAT([0.5])],
+        {},
+    ),
+    "an impossible box": ("NonMaxSuppression", [], [BOXES, FLOAT([[[0.9, -np.inf, 0.75]]]), INT([3])], {}),
+    "weights of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7, 5, 7])], [], {**COUNTED, "mode": "TFIDF"}),
+    "occurrences of permuted n-grams": ("TfIdfVectorizer", [INT([5, 7, 7])], [], {**COUNTED, "mode": "IDF"}),
+    "a range up to a multiple": ("Range", [], [FLOAT(0), FLOAT(0.3), FLOAT(0.1)], {}),
+    "a backward slice from before the start": ("Slice", [LINE], [INT([-9]), INT([-20]), INT([0]), INT([-1])], {}),
+    "a backward slice from behind the end": ("Slice", [LINE], [INT([9]), INT([-20]), INT([0]), INT([-2])], {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_at_an_edge_are_those_of_onnxruntime(name: str) -> None:
+    operator, inputs, constants, attributes = CASES[name]
+    arrays = {f"x{n}": x for n, x in enumerate(inputs)}
+    known = {f"c{n}": np.asarray(x) for n, x in enumerate(constants)}
+    node = helper.make_node(operator, [*arrays, *known], ["y"], **attributes)
+    infos = [info(each, x.dtype, x.shape) for each, x in arrays.items()]
+    model = model_of([node], infos, [ValueInfoProto(name="y")], known, opset=22)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, arrays)
+    loaded = ipujax.onnx.load(model)
+    actual = np.asarray(loaded(loaded.params, *inputs))
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+NARROW = {np.int8: [-1, 64], np.uint8: [100, 200], np.float16: [100, 2048], ml_dtypes.bfloat16: [100, 512]}
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_one_hot_of_narrow_indices_has_every_position(dtype: Any) -> None:
+    # onnxruntime has no OneHot of these
+    indices = np.asarray(NARROW[dtype], dtype)
+    known = {"depth": INT([3000]), "values": INT([0, 1])}
+    node = helper.make_node("OneHot", ["x", *known], ["y"])
+    graph = [node], [info("x", dtype, [2])], [helper.make_tensor_value_info("y", TensorProto.INT64, [2, 3000])]
+    model = ipujax.onnx.load(model_of(*graph, known))
+    hot = np.argwhere(np.asarray(model(model.params, indices)))
+    assert hot[:, 1].tolist() == [n % 3000 for n in NARROW[dtype]]
