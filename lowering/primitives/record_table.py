@@ -35,10 +35,13 @@ def _record_of_cast(eqn: JaxprEqn) -> PrimitiveRecord:
 
 
 def _is_linear_cast(before: Any, after: Any) -> bool:
-    """True if casts of partial sums add up to that of the sum: to integers floats round, to more bits sums wrap not."""
+    """True if casts of partial sums add up to that of the sum."""
+    # Sums of integers wrap in the narrower dtype, those of more bits do not.
     if all(jnp.issubdtype(aval.dtype, jnp.integer) for aval in (before, after)):
         return bool(after.dtype.itemsize <= before.dtype.itemsize)
-    return all(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in (before, after))
+    is_inexact = all(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in (before, after))
+    # Floats of fewer bits round, or overflow, where the terms of a sum are larger than the sum.
+    return is_inexact and bool(jnp.promote_types(before.dtype, after.dtype) == after.dtype)
 
 
 _RECORDS_OF_EQUATIONS: dict[str, Callable[[JaxprEqn], PrimitiveRecord]] = {

@@ -156,7 +156,7 @@ class EngineProgram:
         """Return whether a program is one step: a whole operation, or a call that stays a call."""
         if isinstance(program, WholeOperation):
             return not self.plan.exact_splits and self.outside.log is None and self.outside.clock is None
-        # Calls with host transfers are inlined.
+        # Calls with transfers that a host answers, or that write off the tiles, are inlined.
         stays = isinstance(program, Call) and program.function in self.plan.called_around
         return stays and self.outside.log is None and not self._side_state(program)
 
@@ -292,7 +292,7 @@ class EngineProgram:
         # A variable written in part is an operand as well: the rest of it comes out as it went in.
         read = effects.reads | (effects.writes - effects.kills)
         operands = [v for v in self.plan.in_order(read) if v.by_replica or not v.is_constant]
-        operands = list(dict.fromkeys(self.plan.array_of(v) for v in operands))
+        operands = list(dict.fromkeys([*map(self.plan.array_of, operands), *self._received(step)]))
         # Whoever runs the step accounts for it in the clocks; with clocks, calls are inlined.
         clock = None if self.outside.clock is None else self.outside.clock.variable
         results = [v for v in self._state([step], live) if v is not clock]
@@ -305,6 +305,16 @@ class EngineProgram:
                 return [inner[v] for v in results]
 
         return _TracedFunction(live, operands, results, jax_jit(run))
+
+    def _received(self, program: Program) -> list[Variable]:
+        """Return the variables off the tiles that a program without host reads: remote buffers and input streams."""
+        variables = []
+        for node in distinct(program):
+            if isinstance(node, RemoteIn):
+                variables.append(node.buffer.memory)
+            elif isinstance(node, StreamIn):
+                variables.append(self.plan.inputs[node.stream])
+        return variables
 
     def _repeat(self, step: Repeat, values: Values, live: Live) -> None:
         if step.count == 1:

@@ -106,7 +106,9 @@ def test_sums_are_scattered_where_the_result_is_split() -> None:
 @pytest.mark.parametrize(
     ("fun", "dtype", "may_stay"),
     [
-        (lambda x: x.sum(0).astype(jnp.float16), jnp.float32, True),
+        (lambda x: x.sum(0).astype(jnp.complex64), jnp.float32, True),
+        (lambda x: x.sum(0).astype(jnp.float16), jnp.float32, False),
+        (lambda x: lax.convert_element_type(x.sum(0), jnp.bfloat16), jnp.float32, False),
         (lambda x: x.sum(0).astype(jnp.int32), jnp.float32, False),
         (lambda x: x.sum(0).astype(bool), jnp.int32, False),
         (lambda x: x.sum(0).astype(jnp.float32), jnp.uint32, False),

@@ -30,6 +30,9 @@ from ipujax.runtime.graph.program import (
     HostStream,
     If,
     Program,
+    RemoteBuffer,
+    RemoteIn,
+    RemoteOut,
     Repeat,
     RepeatWhile,
     Sequence,
@@ -760,6 +763,27 @@ def test_nested_loops_and_functions() -> None:
             number += 1
         expected += number
     assert (got[0], got[1]) == (number, expected)
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_functions_called_around_loops_receive_data(is_remote: bool) -> None:
+    bench = Bench()
+    x = bench.feed(np.float32([1, 2]))
+    total = bench.feed(np.float32([0, 0]))
+    received = bench.variable(2)
+    if is_remote:
+        buffer = RemoteBuffer.of("far", np.float32, 2, 1)
+        bench.program.add(RemoteOut(x.reshape((1, 2)), buffer))
+        receive: Program = RemoteIn(buffer, received.reshape((1, 2)))
+    else:
+        stream = HostStream("row", (2,), np.dtype(np.float32))
+        bench.inputs[stream] = np.float32([1, 2])
+        receive = StreamIn(stream, received)
+    add = Function(Sequence(receive, bench.elementwise(jnp.add, [total, received], total, 1)), "add")
+    bench.program.add(Repeat(3, Call(add)))
+    bench.program.add(Call(add))
+    (got,) = bench.run(total)
+    np.testing.assert_array_equal(got, [4, 8])
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 1, 9])
