@@ -239,6 +239,7 @@ class Traced(Stage):
         jaxpr: the jaxpr; that of a replicated function has one equation, for all replicas.
         fun_name: name of the function.
         timings: seconds of tracing.
+        has_64_bits: `jax_enable_x64` while it was traced, on which the lowering and the computation depend too.
     """
 
     def __init__(
@@ -255,6 +256,7 @@ class Traced(Stage):
         self.jaxpr = traced.jaxpr
         self.fun_name = traced.fun_name
         self.timings = timings
+        self.has_64_bits: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         self._traced = traced
         self._call = call
         self._arguments = arguments
@@ -317,7 +319,10 @@ class Traced(Stage):
             settings: those of `jax.stages.Traced.lower`, as `jax.export.export` passes them. With any of them the
                 result is JAX's, `jax.stages.Lowered`, without a program for IPUs.
         """
-        return self._traced.lower(**settings) if settings else self._lower(self)
+        if settings:
+            return self._traced.lower(**settings)
+        with jax.enable_x64(self.has_64_bits):
+            return self._lower(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the function and run it on arguments of its signature, without the static ones."""

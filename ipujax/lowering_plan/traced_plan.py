@@ -88,6 +88,7 @@ class LoweringPlan:
         shardings: shardings of the program.
         timings: seconds of steps before.
         constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
+        has_64_bits: `jax_enable_x64` while it was traced.
     """
 
     settings: ProgramSettings
@@ -98,6 +99,7 @@ class LoweringPlan:
     shardings: PlanShardings
     timings: Mapping[str, float]
     constants: tuple[Any, ...] = ()
+    has_64_bits: bool = False
 
     @property
     def program_signature(self) -> Signature:
@@ -125,4 +127,6 @@ class LoweringPlan:
             shardings = replace(shardings, of_values=replace(shardings.of_values, outputs=()))
         num_arguments = len(signature.in_avals)  # leaves of the arguments, in whose numbering Refs follow
         positions += range(num_arguments, num_arguments + len(refs))
-        return LoweringPlan(settings, signature, jaxpr, positions, refs, shardings, traced.timings)
+        return LoweringPlan(
+            settings, signature, jaxpr, positions, refs, shardings, traced.timings, has_64_bits=traced.has_64_bits
+        )

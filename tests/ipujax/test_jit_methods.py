@@ -127,3 +127,20 @@ def test_reprs_of_data_dependent_programs() -> None:
     compiled = fun.lower(3).compile()
     assert "cycles depend on trip counts" in repr(compiled.profile)
     assert f"{compiled.profile_call(3)[1].cycles:,} cycles" in repr(compiled.profile_call(3)[1])
+
+
+def test_stages_compute_with_the_bits_of_their_trace() -> None:
+    def f(x: Any) -> Any:
+        return x * 2.5 + jnp.arange(3), jnp.argmax(x)
+
+    function = ipu.jit(f, device=DEVICE)
+    with jax.enable_x64(True):
+        x = jnp.arange(3, dtype=jnp.float64) + 1e-12
+        expected = jax.jit(f)(x)
+        traced = function.trace(x)
+        compiled = function.lower(x).compile()
+        got = [compiled(x)]
+    got += [compiled(x), compiled.profile_call(x)[0], traced(x)]
+    for results in got:
+        assert [y.dtype for y in results] == [y.dtype for y in expected] == [jnp.float64, jnp.int64]
+        assert all(map(np.array_equal, results, expected))
