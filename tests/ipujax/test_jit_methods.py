@@ -144,3 +144,16 @@ def test_stages_compute_with_the_bits_of_their_trace() -> None:
     for results in got:
         assert [y.dtype for y in results] == [y.dtype for y in expected] == [jnp.float64, jnp.int64]
         assert all(map(np.array_equal, results, expected))
+
+
+def test_a_lowered_program_keeps_the_numbers_of_arrays_that_change_later() -> None:
+    table = np.ones(3, np.float32)
+    inner = jax.jit(lambda x: x * table)
+    function = ipu.jit(lambda x: inner(x) + table, device=DEVICE)
+    x = jnp.ones(3)
+    lowered = function.lower(x)
+    table[:] = 5
+    compiled = lowered.compile()
+    table[:] = 7
+    np.testing.assert_array_equal(compiled(x), 2 * np.ones(3))
+    np.testing.assert_array_equal(function(x), 2 * np.ones(3))
