@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from ipujax.arguments import argument_places, static_keywords
+from ipujax.arguments import donated_places
 from ipujax.calls.memory_kinds import may_be_offloaded
 from ipujax.lowering.jax_compat import argument_names, used_inputs
 from ipujax.lowering.jaxpr import has_phases, results_in_memories
@@ -214,10 +214,7 @@ class CallArguments:
             donated: positions and names of donated arguments, each None to follow from the other.
         """
         # The trees are those of the call: JAX's `args_info` has no arrays, which users' pytree classes may refuse.
-        numbers, names = donated
-        from_front = None if numbers is None else [n for n in numbers if n >= 0]  # JAX ignores negative ones
-        _, donated_numbers = argument_places(fun, args, from_front, names)
-        donated_names = static_keywords(fun, from_front, names)
+        donated_numbers, donated_names = donated_places(fun, args, *donated)
         operands = tuple(positional.values()), dict(named)
         counts = (*map(_num_leaves, operands[0]), _num_leaves(operands[1]))
         flags = tuple(n in donated_numbers for n in positional), {name: name in donated_names for name in named}
