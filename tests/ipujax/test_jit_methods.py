@@ -157,3 +157,12 @@ def test_a_lowered_program_keeps_the_numbers_of_arrays_that_change_later() -> No
     table[:] = 7
     np.testing.assert_array_equal(compiled(x), 2 * np.ones(3))
     np.testing.assert_array_equal(function(x), 2 * np.ones(3))
+
+
+def test_a_negative_static_position_names_no_keyword() -> None:
+    function = ipu.jit(lambda x, n: x * n, static_argnums=-1, device=DEVICE)
+    assert function.trace(X, 2).jaxpr.in_avals == jax.jit(lambda x: x).trace(X).jaxpr.in_avals
+    x = 3  # by position the last argument, so that it is static
+    lowered = function.lower(x, n=X)
+    assert [aval.shape for aval in lowered.jaxpr.in_avals] == [X.shape]
+    np.testing.assert_array_equal(function(x, n=X), 3 * X)
