@@ -16,7 +16,7 @@ from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
 
-from ipujax.arguments import as_numbers, check_function, check_settings, settings_of_jax
+from ipujax.arguments import as_numbers, check_function, check_settings, donated_places, settings_of_jax
 from ipujax.device import CPU, Device, IPUModel, check_device
 from ipujax.functions.function_settings import FunctionSettings, Settings
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -241,6 +241,11 @@ class IpuFunction(Generic[_P, _R]):
     def donate_argnums(self) -> tuple[int, ...]:
         """Positional arguments that are donated, as passed to `ipu.jit`, without those of `donate_argnames`."""
         return self._settings.of_jax["donate_argnums"] or ()
+
+    def donated_positions(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """Return the positions of the arguments that a call donates, by `donate_argnums` or `donate_argnames`."""
+        positions, _ = donated_places(self._fun, args, *self._settings.donated)
+        return tuple(sorted(positions))
 
     @property
     def device(self) -> Device | None:

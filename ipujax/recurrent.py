@@ -274,7 +274,12 @@ def running_mask(steps: int, lengths: jax.Array | None = None) -> jax.Array | No
     # None, not a mask of ones: no select is traced where all sequences run to the end.
     if lengths is None:
         return None
-    return (jnp.arange(steps, dtype=lengths.dtype)[:, None] < lengths[None])[..., None]
+    return (jnp.arange(steps, dtype=counting_dtype(lengths.dtype))[:, None] < lengths[None])[..., None]
+
+
+def counting_dtype(dtype: Any) -> Any:
+    """Return the dtype of numbers to compare with integers of a dtype: at least 32 bits, as a narrow one may wrap."""
+    return dtype if np.dtype(dtype).itemsize >= 4 else jnp.int32
 
 
 def where(running: jax.Array | None, chosen: jax.Array, other: jax.Array | float) -> jax.Array:

@@ -74,7 +74,13 @@ class Lowered(Stage):
     @cached_property
     def planned(self) -> PlannedProgram:
         """The program as planned, lowered when it is first read."""
-        return self._lower()
+        planned: PlannedProgram = self.as_traced(self._lower)
+        return planned
+
+    def as_traced(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of a function that runs with `jax_enable_x64` as it was while the program was traced."""
+        with jax.enable_x64(self.plan.has_64_bits):
+            return run(*args)
 
     @cached_property
     def call_program(self) -> CallProgram:
@@ -253,7 +259,7 @@ class Lowered(Stage):
         watching = watch_compilation(self.name, lambda: steps, options.progress, sum(first.timings.values()))
         with collecting_rarely(), watching:
             fitting = partial(compile_fitting, first, partial(planned_program, first.plan), options)
-            planned, executable = with_stored_values(options.cache_dir, fitting)
+            planned, executable = self.as_traced(with_stored_values, options.cache_dir, fitting)
         return planned, executable.named(self.name, self.name.file, planned.timings)
 
     @cached_property
@@ -269,7 +275,7 @@ class Lowered(Stage):
         compiled = Compiled(Lowered(planned.plan, lambda: planned, store), lambda: executable, store)
         announce(self.name, bound_warnings(executable), lambda: compiled.profile)
         if store is not None:
-            store.put_program(compiled)
+            self.as_traced(store.put_program, compiled)
         return compiled
 
     def cost_analysis(self) -> dict[str, float]:
@@ -405,7 +411,7 @@ class Compiled(Stage):
 
         run.__name__ = self.lowered.name
         # A profiled call donates nothing, so that the same arguments can be passed again.
-        jitted = jax_jit(run, donate_argnums=donated, **self.signature.for_xla)
+        jitted = partial(self.lowered.as_traced, jax_jit(run, donate_argnums=donated, **self.signature.for_xla))
         if not self.lowered.call_program.runs_apart(log):
             return jitted
         if self.partitioning is not None:
@@ -462,7 +468,7 @@ class Compiled(Stage):
         """
         from ipujax.storage import save_program
 
-        save_program(path, self.lowered, self.profile)
+        self.lowered.as_traced(save_program, path, self.lowered, self.profile)
 
     def _settled(self, outs: Any) -> Any:
         calls = self.lowered.calls

@@ -76,7 +76,7 @@ def donating(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]:
             donated.append(number)
     if not donated:
         return []
-    numbers = tuple(sorted((*fun.donate_argnums, *donated)))
+    numbers = tuple(sorted((*fun.donated_positions(args), *donated)))
     changed = fun.with_options(fitting(fun.options), donate_argnums=numbers)
     return [Variant(f"donate_argnums={numbers}", changed, args)]
 
@@ -89,7 +89,7 @@ def offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]
     """Return variants with donated arguments in streaming memory, which the present ones are part of."""
     if not args:
         return []
-    donated = tuple(sorted(number % len(args) for number in fun.donate_argnums if -len(args) <= number < len(args)))
+    donated = fun.donated_positions(args)
     candidates = dict.fromkeys(numbers for numbers in (donated[1:], donated) if numbers)
     # Only supersets of the present setting: a change must not bring arguments back to the chip.
     offloaded = {number % len(args) for number in fun.offload_argnums}

@@ -9,6 +9,7 @@ from ipujax.arguments.arguments import (
     check_function as check_function,
     check_optimizer as check_optimizer,
     check_settings as check_settings,
+    donated_places as donated_places,
     dynamic_arguments as dynamic_arguments,
     floating_dtype as floating_dtype,
     function_name as function_name,

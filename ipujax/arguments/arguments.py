@@ -268,6 +268,15 @@ def argument_places(
     return names, static | {n for n, name in enumerate(names) if name in by_name}
 
 
+def donated_places(
+    fun: Callable[..., Any], args: Sequence[Any], numbers: Sequence[int] | None, names: Sequence[str] | None
+) -> tuple[set[int], set[str]]:
+    """Return the positions of a call's donated arguments, and the names of those that would be passed by name."""
+    from_front = None if numbers is None else [n for n in numbers if n >= 0]  # JAX ignores negative ones
+    _, places = argument_places(fun, args, from_front, names)
+    return places, static_keywords(fun, numbers, names)
+
+
 def static_keywords(
     fun: Callable[..., Any], static_argnums: Sequence[int] | None, static_argnames: Sequence[str] | None
 ) -> set[str]:
@@ -275,7 +284,7 @@ def static_keywords(
     parameters = positional_parameters(fun)
     # As JAX does: if only one of the settings is set, the other follows from the signature; if both are, none does.
     numbers = static_argnums or () if static_argnames is None else ()
-    by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
+    by_number = {parameters[n] for n in numbers if 0 <= n < len(parameters)}  # JAX names none at a negative position
     return {*(static_argnames or ()), *by_number}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from ipujax.arguments import argument_places, static_keywords
+from ipujax.arguments import donated_places
 from ipujax.calls.memory_kinds import may_be_offloaded
 from ipujax.lowering.jax_compat import argument_names, used_inputs
 from ipujax.lowering.jaxpr import has_phases, results_in_memories
@@ -214,10 +214,7 @@ class CallArguments:
             donated: positions and names of donated arguments, each None to follow from the other.
         """
         # The trees are those of the call: JAX's `args_info` has no arrays, which users' pytree classes may refuse.
-        numbers, names = donated
-        from_front = None if numbers is None else [n for n in numbers if n >= 0]  # JAX ignores negative ones
-        _, donated_numbers = argument_places(fun, args, from_front, names)
-        donated_names = static_keywords(fun, from_front, names)
+        donated_numbers, donated_names = donated_places(fun, args, *donated)
         operands = tuple(positional.values()), dict(named)
         counts = (*map(_num_leaves, operands[0]), _num_leaves(operands[1]))
         flags = tuple(n in donated_numbers for n in positional), {name: name in donated_names for name in named}
@@ -239,6 +236,7 @@ class Traced(Stage):
         jaxpr: the jaxpr; that of a replicated function has one equation, for all replicas.
         fun_name: name of the function.
         timings: seconds of tracing.
+        has_64_bits: `jax_enable_x64` while it was traced, on which the lowering and the computation depend too.
     """
 
     def __init__(
@@ -255,6 +253,7 @@ class Traced(Stage):
         self.jaxpr = traced.jaxpr
         self.fun_name = traced.fun_name
         self.timings = timings
+        self.has_64_bits: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         self._traced = traced
         self._call = call
         self._arguments = arguments
@@ -317,7 +316,10 @@ class Traced(Stage):
             settings: those of `jax.stages.Traced.lower`, as `jax.export.export` passes them. With any of them the
                 result is JAX's, `jax.stages.Lowered`, without a program for IPUs.
         """
-        return self._traced.lower(**settings) if settings else self._lower(self)
+        if settings:
+            return self._traced.lower(**settings)
+        with jax.enable_x64(self.has_64_bits):
+            return self._lower(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the function and run it on arguments of its signature, without the static ones."""

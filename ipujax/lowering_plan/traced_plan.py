@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Traced, check_annotations
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, is_on_host, without_float0
-from ipujax.lowering.jaxpr import check_values, primitive_names
+from ipujax.lowering.jaxpr import Rewrite, check_values, everywhere, primitive_names, with_equations, with_inner
 from ipujax.lowering.partition import Shardings
 from ipujax.lowering.refs import with_state
 from ipujax.runtime.options import Options
@@ -45,6 +47,22 @@ def _with_static_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     from ipujax.popsparse.jax_arrays import with_static_products
 
     return with_static_products(jaxpr)
+
+
+def _with_own_constants(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a jaxpr with copies of its NumPy arrays: the user's code may write to its own while the program lives."""
+    copies: dict[int, np.ndarray] = {}  # by identity: an array that several jaxprs hold stays one
+
+    def own(constant: Any) -> Any:
+        is_of_user = isinstance(constant, np.ndarray)
+        return copies.setdefault(id(constant), constant.copy()) if is_of_user else constant
+
+    def rewrite(jaxpr: ClosedJaxpr, inner: Rewrite) -> ClosedJaxpr:
+        rewritten = with_equations(jaxpr, [with_inner(eqn, inner) for eqn in jaxpr.eqns])
+        consts = list(map(own, jaxpr.consts))
+        return ClosedJaxpr(rewritten.jaxpr, consts) if any(map(is_not, consts, jaxpr.consts)) else rewritten
+
+    return everywhere(rewrite)(jaxpr)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,6 +106,7 @@ class LoweringPlan:
         shardings: shardings of the program.
         timings: seconds of steps before.
         constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
+        has_64_bits: `jax_enable_x64` while it was traced.
     """
 
     settings: ProgramSettings
@@ -98,6 +117,7 @@ class LoweringPlan:
     shardings: PlanShardings
     timings: Mapping[str, float]
     constants: tuple[Any, ...] = ()
+    has_64_bits: bool = False
 
     @property
     def program_signature(self) -> Signature:
@@ -114,7 +134,8 @@ class LoweringPlan:
         """Return the lowering plan of a traced function; refuse values other than arrays, and unsupported memories."""
         # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it. Its
         # constants are whole arrays: those that are split over devices of a mesh are gathered.
-        copy = ClosedJaxpr(traced.jaxpr.jaxpr, list(map(without_splits, traced.jaxpr.consts)))
+        owned = _with_own_constants(traced.jaxpr)
+        copy = ClosedJaxpr(owned.jaxpr, list(map(without_splits, owned.consts)))
         signature = traced.signature
         check_values(copy, settings.name, signature.leaf_names)
         check_annotations(settings.name, copy)
@@ -125,4 +146,6 @@ class LoweringPlan:
             shardings = replace(shardings, of_values=replace(shardings.of_values, outputs=()))
         num_arguments = len(signature.in_avals)  # leaves of the arguments, in whose numbering Refs follow
         positions += range(num_arguments, num_arguments + len(refs))
-        return LoweringPlan(settings, signature, jaxpr, positions, refs, shardings, traced.timings)
+        return LoweringPlan(
+            settings, signature, jaxpr, positions, refs, shardings, traced.timings, has_64_bits=traced.has_64_bits
+        )

@@ -6,8 +6,8 @@
     updates, opt_state = optimizer.update(grads, opt_state, params)
 
 Input: an optax `GradientTransformation`, or another named tuple of `init` and `update`. Output: an optimiser of the
-same type for gradients of the scaled loss. It divides them by the scale in `dtype`, in which the inner optimiser has
-its state too.
+same type for gradients of the scaled loss. It divides them by the scale in float32 or wider, and passes the quotients
+in `dtype`, in which the inner optimiser has its state too.
 
 Source: Micikevicius et al., "Mixed precision training" (2018), section 3.2.
 Limits: all parameters have the same scale.
@@ -61,7 +61,7 @@ def static_loss_scale(optimizer: Optimizer, scale: float, *, dtype: Any = jnp.fl
     Args:
         optimizer: optimiser for gradients of the unscaled loss.
         scale: the constant; a power of two is exact, except for values that under- or overflow.
-        dtype: dtype of the division of gradients by the scale, and of the inner optimiser's state.
+        dtype: dtype of the unscaled gradients, and of the inner optimiser's state.
 
     Returns:
         An optimiser of the same type; `loss_scale` of its state is the constant.
@@ -107,7 +107,7 @@ def automatic_loss_scale(
         growth_interval: number of steps before the scale grows.
         factor: factor of growth, divisor of shrinking; more than 1.
         min_scale, max_scale: bounds of the scale.
-        dtype: dtype of the division of gradients by the scale, and of the inner optimiser's state.
+        dtype: dtype of the unscaled gradients, and of the inner optimiser's state.
         axis: axis of replicas that skip a step together, where gradients differ between them; None where they are
             equal.
 
@@ -185,12 +185,14 @@ def loss_scale(state: Any) -> Any:
 
 def _as(tree: Any, dtype: Any) -> Any:
     """Convert floating-point arrays to a dtype; other arrays and None are unchanged."""
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree)
+    is_floating = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype) if is_floating(x) else x, tree)
 
 
 def _unscaled(grads: Any, scale: Any, dtype: Any) -> Any:
-    # Converted first: in half precision the quotients would underflow, which the scale is to prevent.
-    return jax.tree.map(lambda g: g / scale.astype(dtype), _as(grads, dtype))
+    # Converted first: in half precision quotients underflow, which the scale is to prevent, and scales overflow.
+    wide = jnp.promote_types(dtype, scale.dtype)
+    return _as(jax.tree.map(lambda g: g / scale.astype(wide), _as(grads, wide)), dtype)
 
 
 def _all_finite(grads: Any) -> Any:

@@ -86,7 +86,7 @@ def search(
     batch = checked_positions("batch_argnums", batch_argnums, args)
     user_axes = checked_axes({} if axes is None else axes, args, batch)
     if donate_argnums is None and isinstance(step, IpuFunction):
-        donate_argnums = step.donate_argnums
+        donate_argnums = step.donated_positions(args)
     donate = None if donate_argnums is None else checked_positions("donate_argnums", donate_argnums, args)
     settings = {"batch_argnums": batch, "device": machine, "donate_argnums": donate, "options": options}
     progress = (options or Options()).progress

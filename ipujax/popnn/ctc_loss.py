@@ -32,6 +32,7 @@ from jax import lax
 
 from ipujax.poplar.library import add
 from ipujax.poplin.operands import create_mapped_operands
+from ipujax.recurrent import counting_dtype
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -86,7 +87,7 @@ def loss_and_gradient(
     beta = _sum_to_end(emissions, can_skip, data_lengths, is_end)
     # The probability that a path of the label is at a position, summed to that of each emitted class.
     at_position = jnp.exp(alpha + beta - total[None, :, None])
-    is_class = _extend_labels(labels, blank)[..., None] == jnp.arange(classes, dtype=labels.dtype)
+    is_class = _extend_labels(labels, blank)[..., None] == jnp.arange(classes, dtype=counting_dtype(labels.dtype))
     emits_class = jnp.einsum("tbs,bsc->tbc", at_position, is_class.astype(at_position.dtype))
     gradient = jnp.exp(log_probs.astype(emits_class.dtype)) - emits_class if include_softmax_gradient else -emits_class
     # No gradient after the end of a sequence, nor for a label that no path spells: `total` is arbitrary there.
@@ -97,6 +98,7 @@ def loss_and_gradient(
 
 def _extend_labels(labels: jax.Array, blank: int) -> jax.Array:
     """Return the classes of all positions, [batch, 2 length + 1]."""
+    labels = labels.astype(counting_dtype(labels.dtype))  # a narrow one may lack the class `blank`
     blanks = jnp.full_like(labels, blank)
     pairs = jnp.stack([blanks, labels], -1).reshape(labels.shape[0], -1)
     return jnp.concatenate([pairs, jnp.full((labels.shape[0], 1), blank, labels.dtype)], 1)
@@ -114,7 +116,7 @@ def _emissions(log_probs: jax.Array, labels: jax.Array, blank: int) -> tuple[jax
 
 
 def _is_valid_step(time: int, lengths: jax.Array) -> jax.Array:
-    return jnp.arange(time, dtype=lengths.dtype)[:, None] < lengths[None]  # [time, batch]
+    return jnp.arange(time, dtype=counting_dtype(lengths.dtype))[:, None] < lengths[None]  # [time, batch]
 
 
 def _is_end(num_positions: int, label_lengths: jax.Array) -> jax.Array:
@@ -173,7 +175,7 @@ def _sum_to_end(emissions: jax.Array, can_skip: jax.Array, data_lengths: jax.Arr
         return beta + emission, beta
 
     # True for a step that another valid step follows.
-    has_next = jnp.arange(1, time + 1, dtype=data_lengths.dtype)[:, None] < data_lengths[None]
+    has_next = jnp.arange(1, time + 1, dtype=counting_dtype(data_lengths.dtype))[:, None] < data_lengths[None]
     return lax.scan(step, at_end, (emissions, has_next[..., None]), reverse=True)[1]
 
 

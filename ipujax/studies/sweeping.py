@@ -22,10 +22,10 @@ from typing import Any
 from ipujax.caching import options_data
 from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
-from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import progress_line
 from ipujax.runtime.signatures import checking_calls
+from ipujax.stages import Traced
 from ipujax.storage.versions import compiler_state
 from ipujax.studies.point_costs import PlanCosts, PointCost, Work, costs_in_process
 from ipujax.studies.points import Changes, Job, Plan, Point, jobs_of, points_of
@@ -77,8 +77,8 @@ def sweep(
     work = Work.of(fun, args)
     points = points_of(work.device("ipu.sweep"), grid)
     jobs = jobs_of(points, plan)
-    jaxpr = work.function().trace(*work.args).jaxpr  # first: a function that cannot be traced is no matter of machines
-    file = None if path is None else SweepFile[int](path, _digest(work.function(), jaxpr, points, plan))
+    traced = work.function().trace(*work.args)  # first: a function that cannot be traced is no matter of machines
+    file = None if path is None else SweepFile[int](path, _digest(work.function(), traced, points, plan))
     try:
         costs_by_job = {} if file is None else _costs_in_file(file, jobs)
         remaining = {number: job for number, job in enumerate(jobs) if number not in costs_by_job}
@@ -103,14 +103,15 @@ def _costs_in_file(file: SweepFile[int], jobs: Sequence[Job]) -> dict[int, list[
     return dict(file.done)
 
 
-def _digest(fun: IpuFunction[Any, Any], jaxpr: ClosedJaxpr, points: Sequence[Point], plan: Plan) -> str:
+def _digest(fun: IpuFunction[Any, Any], traced: Traced, points: Sequence[Point], plan: Plan) -> str:
     """Return a digest of all that the costs of a sweep depend on."""
     try:
         return digest_of(
             compiler_state(),
-            jaxpr_digest(jaxpr),
+            jaxpr_digest(traced.jaxpr),
             options_data(fun.options),
-            (fun.donate_argnums, fun.offload_argnums, plan),
+            (traced.signature.donated, traced.signature.offloaded, plan),
+            (traced.shardings.inputs, traced.result_shardings),
             [(point.target.to_data(), point.base.to_data()) for point in points],
         )
     except NoDigestError as error:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
+from ipujax.advice.changed_functions import donating, offloading
 from tests.lowering.recomputation.training_steps import array, chain_of, gelu_block, trained
 
 STEP = trained(chain_of(gelu_block))
@@ -205,6 +206,15 @@ def test_state_goes_off_chip_first_and_then_all_that_is_donated() -> None:
     for chosen in ((1,), (0, 1)):
         repeated = fun.with_options(offload_argnums=chosen).lower(array(32, 32), array(32, 32), array(4, 32)).compile()
         assert actual[f"offload_argnums={chosen}"].cycles == repeated.profile.cycles
+
+
+def test_arguments_that_are_donated_by_name_count() -> None:
+    fun = ipu.jit(lambda w, m: (w + 1, m * 2), donate_argnames="m", device=ipu.IPUModel(tiles_per_ipu=4))
+    args = array(4), array(5)
+    assert [variant.change for variant in offloading(fun, args)] == ["offload_argnums=(1,)"]
+    (variant,) = donating(fun, args)
+    assert variant.change == "donate_argnums=(0, 1)"
+    assert variant.fun.trace(*args).donate_argnums == (0, 1)
 
 
 def test_refuses_a_call_without_an_offloaded_argument() -> None:

@@ -127,3 +127,42 @@ def test_reprs_of_data_dependent_programs() -> None:
     compiled = fun.lower(3).compile()
     assert "cycles depend on trip counts" in repr(compiled.profile)
     assert f"{compiled.profile_call(3)[1].cycles:,} cycles" in repr(compiled.profile_call(3)[1])
+
+
+def test_stages_compute_with_the_bits_of_their_trace() -> None:
+    def f(x: Any) -> Any:
+        return x * 2.5 + jnp.arange(3), jnp.argmax(x)
+
+    function = ipu.jit(f, device=DEVICE)
+    with jax.enable_x64(True):
+        x = jnp.arange(3, dtype=jnp.float64) + 1e-12
+        expected = jax.jit(f)(x)
+        traced = function.trace(x)
+        compiled = function.lower(x).compile()
+        got = [compiled(x)]
+    got += [compiled(x), compiled.profile_call(x)[0], traced(x)]
+    for results in got:
+        assert [y.dtype for y in results] == [y.dtype for y in expected] == [jnp.float64, jnp.int64]
+        assert all(map(np.array_equal, results, expected))
+
+
+def test_a_lowered_program_keeps_the_numbers_of_arrays_that_change_later() -> None:
+    table = np.ones(3, np.float32)
+    inner = jax.jit(lambda x: x * table)
+    function = ipu.jit(lambda x: inner(x) + table, device=DEVICE)
+    x = jnp.ones(3)
+    lowered = function.lower(x)
+    table[:] = 5
+    compiled = lowered.compile()
+    table[:] = 7
+    np.testing.assert_array_equal(compiled(x), 2 * np.ones(3))
+    np.testing.assert_array_equal(function(x), 2 * np.ones(3))
+
+
+def test_a_negative_static_position_names_no_keyword() -> None:
+    function = ipu.jit(lambda x, n: x * n, static_argnums=-1, device=DEVICE)
+    assert function.trace(X, 2).jaxpr.in_avals == jax.jit(lambda x: x).trace(X).jaxpr.in_avals
+    x = 3  # by position the last argument, so that it is static
+    lowered = function.lower(x, n=X)
+    assert [aval.shape for aval in lowered.jaxpr.in_avals] == [X.shape]
+    np.testing.assert_array_equal(function(x, n=X), 3 * X)

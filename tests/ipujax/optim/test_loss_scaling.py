@@ -149,6 +149,17 @@ def test_the_step_keeps_its_dtypes() -> None:
         assert described[0] == described[1]
 
 
+@pytest.mark.parametrize("scale", [2.0**15, 2.0**17])
+def test_scales_and_gradients_may_overflow_the_dtype_of_the_update(scale: float) -> None:
+    optimizer = ipu.optim.static_loss_scale(optax.sgd(1.0), scale, dtype=jnp.float16)
+    params = {"w": jnp.ones(2), "b": 0.5}
+    grads = {"w": scale * jnp.array([1.0, 3.0]), "b": 2.0 * scale}
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    assert updates["w"].dtype == jnp.float16
+    np.testing.assert_array_equal(updates["w"], [-1.0, -3.0])
+    assert updates["b"] == -2.0
+
+
 def test_replicas_leave_out_a_step_together() -> None:
     optimizer = ipu.optim.automatic_loss_scale(optax.sgd(1.0), axis="replica")
     state = optimizer.init(jnp.ones(2))

@@ -13,6 +13,8 @@ import pytest
 from ipujax import poplar
 from ipujax.poplar.program import Sequence
 from ipujax.popnn import ctc_loss
+from ipujax.popnn.ctc_loss import loss_and_gradient
+from ipujax.recurrent import running_mask
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.program import Repeat
 from ipujax.runtime.graph.walks import distinct
@@ -164,3 +166,18 @@ def test_wrong_operands():
         with pytest.raises(GraphError, match=message) as error:
             call()
         assert "test_ctc.py" in str(error.value)
+
+
+def test_narrow_integers_of_labels_and_lengths() -> None:
+    time, classes = 300, 260
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(time, 2, classes)), jnp.float32)
+    operands = [np.array([[3, 0], [4, 4]]), np.array([5, 6]), np.array([2, 1])]
+    wide, narrow = (
+        loss_and_gradient(
+            logits - 6, *(jnp.asarray(x, dtype) for x in operands), blank=259, include_softmax_gradient=False
+        )
+        for dtype in (jnp.int32, jnp.uint8)
+    )
+    for a, b in zip(narrow, wide, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(running_mask(time, jnp.array([5, 6], jnp.int8)).sum((0, 2)), [5, 6])

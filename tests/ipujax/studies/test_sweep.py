@@ -182,6 +182,9 @@ def test_files_of_others(tmp_path: Path) -> None:
         ipu.sweep(layer, *ARGS, grid={"internal_sync_cycles": [1]}, path=path)
     with pytest.raises(ipu.ArgumentError, match="another sweep"):
         ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path)
+    donating = ipu.jit(layer.__wrapped__, device=layer.device, donate_argnames="x")
+    with pytest.raises(ipu.ArgumentError, match="another sweep: of another function"):
+        ipu.sweep(donating, *ARGS, grid=GRID, path=path)
     (tmp_path / "text").write_text("a,b\n1,2\n")
     for content in ("a,b\n1,2\n", "no end of line", "[1]\n"):
         (tmp_path / "text").write_text(content)
