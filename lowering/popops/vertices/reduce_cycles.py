@@ -120,6 +120,6 @@ def _cycles_by_form(
     output_cycles = whole_cycles(-(-reduced // vector) * vector_cycles)
     by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + output_cycles)
     # Then the parts are combined, one for each slot of a round: six workers are not slower than five.
-    by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-output_cycles // workers)) + round_cycles
+    by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + whole_cycles(output_cycles / workers)) + round_cycles
     start = LAUNCH_CYCLES + round_cycles * _CONTINUOUS_CYCLES
     return strided, start + round_cycles * by_output, start + round_cycles * by_part
