@@ -45,10 +45,8 @@ def draw_rule(ctx: Context, keys: Tensor, *parameters: Tensor, **params: Any) ->
 
 
 def same_shape_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Element by element, scalars and sizes of 1 repeated: `random_fold_in`, `random_seed`, `threefry2x32`."""
-    shape = ctx.out_avals[0].shape
-    broadcast = [x.broadcast_in_dim(shape, tuple(range(len(shape) - x.ndim, len(shape)))) for x in operands]
-    return _draw(ctx, broadcast, len(shape), params, cut_results=False)
+    """Element by element, with scalars and sizes of 1 for all: `random_fold_in`, `random_seed`, `threefry2x32`."""
+    return _draw(ctx, operands, len(ctx.out_avals[0].shape), params, cut_results=False)
 
 
 def convert_rule(ctx: Context, x: Tensor, **params: Any) -> Sequence[Tensor]:
