@@ -61,8 +61,10 @@ def test_replicas_draw_from_their_own_keys(impl: str):
         return jax.random.bits(key[0], (1, 3)), lax.rng_bit_generator(words, (1, 3))[1]
 
     alone = [fun(keys[n : n + 1]) for n in range(2)]
-    for got, *expected in zip(replicated(fun, 2)(keys), *alone, strict=True):
-        np.testing.assert_array_equal(got, np.concatenate(expected))
+    for where in (device(2), ipu.CPU()):
+        results = ipu.jit(fun, device=where, replicas=2, in_specs=SPLIT, out_specs=SPLIT)(keys)
+        for got, *expected in zip(results, *alone, strict=True):
+            np.testing.assert_array_equal(got, np.concatenate(expected))
 
 
 def test_keywords_statics_keys_and_no_arguments_at_all():
