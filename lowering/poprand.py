@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.popops import (
     FieldUse,
     Work,
@@ -62,7 +63,8 @@ def per_key(
         builder: where to add it.
         fun: the function, hashable, of blocks of the operands.
         title: name of the codelet.
-        operands: tensors whose first `keys_rank` dimensions are those of the array of keys.
+        operands: tensors whose first `keys_rank` dimensions are those of the array of keys, or of size 1 for what is
+            common to keys along one; or scalars, common to all keys.
         keys_rank: number of dimensions of the array of keys; 0 for operands of one draw.
         results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
         cut_results: whether the result of one key may be cut; there is a single result then.
@@ -70,7 +72,7 @@ def per_key(
     shape, _ = results[0]
     order = range(len(shape) if cut_results else keys_rank)  # dimensions of the results that may be cut
     # Of an operand a block of the results reads the same keys, and other dimensions whole.
-    key_spans = [spans(x.shape, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
+    key_spans = [spans(x.shape, _dims_of_keys(x, keys_rank, shape)) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
     codelet = _key_codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
     read = [FieldUse(s, source_of(builder.graph, x)) for x, s in zip(operands, key_spans, strict=True)]
@@ -79,8 +81,18 @@ def per_key(
 
     placement = choose(builder.graph, shape, order, work, operands)
     for tensor, tensor_spans in zip(operands, key_spans, strict=True):
-        place_operand(builder.graph, tensor, tensor_spans, placement)
+        if tensor.ndim:
+            place_operand(builder.graph, tensor, tensor_spans, placement)
+        map_linearly(builder.graph, tensor)  # a scalar
     return _add_vertices_on_keys(builder, codelet, operands, keys_rank, results, placement)
+
+
+def _dims_of_keys(x: Tensor, keys_rank: int, shape: tuple[int, ...]) -> list[int | None]:
+    """Dimension of the results, of `shape`, that each dimension of an operand follows; None for one that is not cut.
+
+    What is common to several keys is not repeated: generators may draw from it once for all of them, as `unsafe_rbg`.
+    """
+    return [d if d < keys_rank and n == shape[d] else None for d, n in enumerate(x.shape)]
 
 
 def _add_vertices_on_keys(
@@ -96,7 +108,7 @@ def _add_vertices_on_keys(
     Args:
         builder: where to add them.
         codelet: codelet of the function; the origin of a block tells it which part of a key's result that is.
-        operands: tensors whose first dimensions are those of the array of keys.
+        operands: tensors whose first dimensions are those of the array of keys, as of `per_key`.
         keys_rank: number of these dimensions.
         results: shape and dtype of each result; shapes are equal.
         placement: blocks of the results, and the tile of each.
@@ -107,9 +119,11 @@ def _add_vertices_on_keys(
     outs = []
     rank = len(shape)
     for number, x in enumerate(operands):
-        extra = range(len(axes), len(axes) + x.ndim - keys_rank)
-        axes += [whole_axis(f"in{number}_{n}", n) for n in x.shape[keys_rank:]]
-        accesses.append(along(x, [*range(keys_rank), *extra]))
+        numbers: list[int] = []  # axis of each dimension of the operand
+        for d, followed in enumerate(_dims_of_keys(x, keys_rank, shape)):
+            numbers.append(len(axes) if followed is None else followed)
+            axes += [whole_axis(f"in{number}_{d}", x.shape[d])] if followed is None else []
+        accesses.append(along(x, numbers))
     for out_shape, out_dtype in results:
         assert out_shape == shape, "results have equal shapes"
         outs.append(mapped_variable(builder.graph, shape, out_dtype, builder.name, range(rank), placement))

@@ -38,7 +38,7 @@ from ipujax.lowering.jax_compat import (
     jaxprs_in_params,
     make_holding_primitive,
 )
-from ipujax.lowering.jaxpr import scan_body, while_body, while_condition
+from ipujax.lowering.jaxpr import equations_inside, scan_body, while_body, while_condition
 from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
 
@@ -167,12 +167,26 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
     if not has_collective(eqn):
         # A loop runs until the last replica leaves it: it must end for those that are not active, too.
         operands = replicas.rows_of_active(operands) if _has_loop(eqn) else operands
-        return list(
-            jax.vmap(partial(equation_alone, eqn, rounded=replicas.rounded), axis_size=replicas.num_local)(*operands)
-        )
+        alone = partial(equation_alone, eqn, rounded=replicas.rounded)
+        if _draws_from_first_key(eqn):
+            rows = [alone(*(x[n] for x in operands)) for n in range(replicas.num_local)]
+            return [jnp.stack(values) for values in zip(*rows, strict=True)]
+        return list(jax.vmap(alone, axis_size=replicas.num_local)(*operands))
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
+
+
+def _draws_from_first_key(eqn: JaxprEqn) -> bool:
+    """True if `jax.vmap` of an equation draws from the first of several keys alone, as by XLA's own generator."""
+    return any(
+        each.primitive.name == "rng_bit_generator"
+        or (
+            each.primitive.name.startswith("random_") and str(getattr(x.aval, "dtype", "")) in ("key<rbg>", "key<urbg>")
+        )
+        for each in (eqn, *equations_inside(eqn))
+        for x in each.invars
+    )
 
 
 def equation_alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None = None) -> Sequence[jax.Array]:

@@ -51,6 +51,22 @@ def test_arguments_are_split_as_their_specs_say():
     np.testing.assert_array_equal(out["tree"]["b"][0], tree["b"][0] + 1)
 
 
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_replicas_draw_from_their_own_keys(impl: str):
+    """XLA's generator draws from the first key of a batch alone, and replicas are computed as a batch."""
+    keys = jax.random.split(jax.random.key(7, impl=impl), 2)
+
+    def fun(key: Any) -> Any:
+        words = jax.random.key_data(key[0])
+        return jax.random.bits(key[0], (1, 3)), lax.rng_bit_generator(words, (1, 3))[1]
+
+    alone = [fun(keys[n : n + 1]) for n in range(2)]
+    for where in (device(2), ipu.CPU()):
+        results = ipu.jit(fun, device=where, replicas=2, in_specs=SPLIT, out_specs=SPLIT)(keys)
+        for got, *expected in zip(results, *alone, strict=True):
+            np.testing.assert_array_equal(got, np.concatenate(expected))
+
+
 def test_keywords_statics_keys_and_no_arguments_at_all():
     def fun(x: Any, power: int, *, scale: Any, key: Any) -> Any:
         noise = jax.random.uniform(jax.random.fold_in(key, lax.axis_index("replica")), x.shape)

@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.custom_batching
 
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.poprand import per_key
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
 def _draw(
@@ -35,8 +36,20 @@ def _drawing_function(primitive: Primitive, is_partitionable: bool, /, **params:
 
 
 def _bind_drawing(primitive: Primitive, is_partitionable: bool, params: dict[str, Any], *operands: jax.Array) -> Any:
-    with jax.threefry_partitionable(is_partitionable):  # as the user had it where the equation was traced
-        return primitive.bind(*operands, **params)
+    def draw(*operands: jax.Array) -> Any:
+        with jax.threefry_partitionable(is_partitionable):  # as the user had it where the equation was traced
+            return primitive.bind(*operands, **params)
+
+    draws_by_key = all(jax.random.key_impl(x) == _BY_KEY for x in operands if is_key_dtype(x.dtype))
+    return draw(*operands) if draws_by_key else _drawn_by_replica(draw)(*operands)
+
+
+_BY_KEY = "threefry2x32"  # the generator whose numbers are the same in a batch of keys
+
+
+def _drawn_by_replica(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """A draw that replicas make one after the other: in a batch, generators of XLA draw from the first key alone."""
+    return jax.custom_batching.sequential_vmap(draw)
 
 
 def draw_rule(ctx: Context, keys: Tensor, *parameters: Tensor, **params: Any) -> Sequence[Tensor]:
@@ -45,10 +58,8 @@ def draw_rule(ctx: Context, keys: Tensor, *parameters: Tensor, **params: Any) ->
 
 
 def same_shape_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Element by element, scalars and sizes of 1 repeated: `random_fold_in`, `random_seed`, `threefry2x32`."""
-    shape = ctx.out_avals[0].shape
-    broadcast = [x.broadcast_in_dim(shape, tuple(range(len(shape) - x.ndim, len(shape)))) for x in operands]
-    return _draw(ctx, broadcast, len(shape), params, cut_results=False)
+    """Element by element, with scalars and sizes of 1 for all: `random_fold_in`, `random_seed`, `threefry2x32`."""
+    return _draw(ctx, operands, len(ctx.out_avals[0].shape), params, cut_results=False)
 
 
 def convert_rule(ctx: Context, x: Tensor, **params: Any) -> Sequence[Tensor]:
@@ -82,7 +93,7 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
 @remembered
 def _function_of_result(primitive: Primitive, number: int, /, **params: Any) -> Callable[..., Any]:
     """Function from a state to result `number` of a primitive; equal ones give one function."""
-    return lambda state: primitive.bind(state, **params)[number]
+    return lambda state: _drawn_by_replica(lambda state: primitive.bind(state, **params)[number])(state)
 
 
 def rng_uniform_rule(ctx: Context, low: Tensor, high: Tensor, **params: Any) -> Sequence[Tensor]:

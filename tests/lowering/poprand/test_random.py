@@ -55,6 +55,12 @@ def test_other_generators(impl: str) -> None:
     check(lambda k: jax.random.bits(k, (40,)), jax.random.key(1, impl=impl), tiles=(4,))
 
 
+def test_numbers_common_to_several_keys_are_folded_in_once() -> None:
+    """Of a number that is not mapped `unsafe_rbg` draws once; of one for each key it draws in another way."""
+    keys = jax.random.split(jax.random.key(1, impl="unsafe_rbg"), 6)
+    check(jax.vmap(jax.random.fold_in, (0, None)), keys, np.uint32(5), tiles=(4,))
+
+
 def test_dropout_in_a_loop() -> None:
     def fun(k: jax.Array) -> jax.Array:
         def step(carry: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:

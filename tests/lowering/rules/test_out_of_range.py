@@ -122,3 +122,14 @@ def test_loops_stay_inside_of_the_table() -> None:
         return lax.scan(iteration, x, i)
 
     check(neighbours(fun), TABLE, INDICES["far"], tiles=TILES)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("uint8", -1), ("uint8", 300), ("uint32", -1), ("int8", 1000), ("float16", 1e9)]
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # by JAX, of 1e9
+def test_fill_values_beyond_the_range_of_the_dtype_wrap_around(dtype: str, value: float) -> None:
+    def fun(x: Any, i: Any) -> Any:
+        return x.at[i].get(mode="fill", fill_value=value), x.at[jnp.array([50])].get(mode="fill", fill_value=value)
+
+    check(fun, np.arange(11).astype(dtype), INDICES["int32"], tiles=TILES)
