@@ -47,7 +47,7 @@ def pooling_cycles(
     # Results are cleared, a vector a cycle; then rows of vectors are added for each element of their windows.
     worker = rows * (lengths[row_dim] * (1 + depth * element) + depth * _VECTORS_ROW_CYCLES)
     worker = _START_CYCLES + worker + -(-rows // np.maximum(1, channel_vectors)) * depth * _ROW_CYCLES
-    return np.asarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * worker)
+    return np.asanyarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * worker)
 
 
 def _row_dim(sizes: Sequence[int]) -> int:

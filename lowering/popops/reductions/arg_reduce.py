@@ -217,10 +217,10 @@ def _rows_search_cycles(
     round_cycles = issue_round_cycles(target)
     if rows_of_workers:
         worker = -(-rows // target.worker_contexts) * (search.own_row + element * np.maximum(length - 1, 0))
-        return np.asarray(target.supervisor_overhead_cycles + round_cycles * worker)
+        return np.asanyarray(target.supervisor_overhead_cycles + round_cycles * worker)
     share = _share(length, target)
     row = _SUPERVISOR_CYCLES + round_cycles * (search.shared_row + element * np.maximum(share - 1, 0))
-    return np.asarray(target.supervisor_overhead_cycles + rows * row)
+    return np.asanyarray(target.supervisor_overhead_cycles + rows * row)
 
 
 def _share(length: np.ndarray, target: Target) -> np.ndarray:

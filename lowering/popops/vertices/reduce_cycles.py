@@ -87,7 +87,9 @@ def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, 
     for level in range(levels):
         has_remainder = outputs // 2**level % 2
         worker = worker + has_remainder * (5 + 2 * 2**level + reduced * (10 + 6))
-    return np.asarray(LAUNCH_CYCLES + issue_round_cycles(target) * (start + ceil_div(worker, target.worker_contexts)))
+    return np.asanyarray(
+        LAUNCH_CYCLES + issue_round_cycles(target) * (start + ceil_div(worker, target.worker_contexts))
+    )
 
 
 def _vector_cycles(monoid: str, dtype: Any, vector: int, target: Target) -> Any:
