@@ -174,7 +174,7 @@ ROOMS: dict[str, str] = {
         "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.exchange runtime.graph"
         " runtime.target runtime.tensor"
     ),
-    "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
+    "lowering.poprand": "lowering.layout lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules.base": (
         "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps lowering.primitives"
         " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
@@ -297,7 +297,8 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
+        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
+        " runtime.verify"
     ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph runtime.target runtime.tensor"
@@ -378,7 +379,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.models": "ipujax.arguments ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
     "ipujax.studies": (
-        "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
+        "ipujax.caching ipujax.device ipujax.jit ipujax.stages ipujax.storage lowering.digests runtime.compile"
         " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.profile"
         " runtime.signatures runtime.target runtime.tensor runtime.timeline"
     ),
