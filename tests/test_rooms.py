@@ -297,8 +297,7 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
-        " runtime.verify"
+        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph runtime.target runtime.tensor"

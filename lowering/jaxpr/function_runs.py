@@ -269,9 +269,9 @@ class _Walk:
         If the innermost of these is at an earlier place than before, its loop is in the next iteration.
 
         Args:
-            frames: frames of the next equation, before `_frames` has become them. is_next_stage: whether a stage
-            (`ipu.stage`) begins there. It begins in a loop over stages, around the loop over
-                the layers of a stage: the outer one then goes to its next iteration, if there is one.
+            frames: frames of the next equation, before `_frames` has become them.
+            is_next_stage: whether a stage (`ipu.stage`) begins there. It begins in a loop over stages, around the loop
+                over the layers of a stage: the outer one then goes to its next iteration, if there is one.
             has_returned: whether it follows the resumption of a generator, see `_return_to_waiting`.
         """
         before = self._frames.calls

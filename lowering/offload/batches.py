@@ -57,6 +57,7 @@ class Batch:
     """
 
     def __init__(self, max_batch_bytes: int, ipu: int, step: int | None) -> None:
+        """Begins an empty batch of a step of phases; lists are in the order in which it runs."""
         self.ipu = ipu
         self.step = step
         self._max_batch_bytes = max_batch_bytes

@@ -105,7 +105,8 @@ class _Emission:
         self._plan = plan
         self._rewrite_body = rewrite_body
         # Values in streaming memory by now, each with whether its columns are in channel groups on tiles.
-        self._in_groups_of = dict(plan.values.remote)
+        # Values in streaming memory by now, with whether their columns are in channel groups on tiles.
+        self._off_chip = dict(plan.values.remote)
         self._hosted = _HostedValues(plan)
         self._settled: set[int] = set()  # results in their final place
         self._recent_loads: dict[Var, Var] = {}  # loaded variables by those in streaming memory, oldest first
@@ -145,7 +146,7 @@ class _Emission:
         """Stores a value in a new buffer; returns the variable that stands for it there."""
         handle = Var(value.aval)
         self._emit(new_equation(remote_put_p, [value], [handle], {"is_result": is_result}, like), step)
-        self._in_groups_of[handle] = False
+        self._off_chip[handle] = False
         return handle
 
     def _settle_result(self, number: int) -> bool:
@@ -168,7 +169,7 @@ class _Emission:
 
     def mark_hosted(self, var: Var, memory: Var | None = None) -> Var:
         """Notes that the user has put a value on the host, in the buffer of an earlier value or (None) a new one."""
-        self._in_groups_of[var] = False
+        self._off_chip[var] = False
         self._hosted.add(var, memory)
         return var
 
@@ -230,7 +231,7 @@ class _Emission:
         else:
             self._add_with_loads(eqn, step)
         for var in eqn.outvars:
-            if var in self._plan.spilled and var not in self._in_groups_of:
+            if var in self._plan.spilled and var not in self._off_chip:
                 self._handles[var] = self._put_in_new_buffer(var, step, eqn)
 
     def _add_with_loads(self, eqn: JaxprEqn, step: int) -> None:
@@ -245,7 +246,7 @@ class _Emission:
         """For each operand whether it stays off chip: a table whose rows move, or a stack that a loop reads by rows."""
         in_place = self._plan.values.in_place
         pairs = zip(_operands_by_rows(eqn, in_place), eqn.invars, strict=True)
-        return [is_by_rows and (x in self._in_groups_of or x in in_place) for is_by_rows, x in pairs]
+        return [is_by_rows and (x in self._off_chip or x in in_place) for is_by_rows, x in pairs]
 
     def on_chip(self, atom: Atom, step: int, user: JaxprEqn | None) -> Atom:
         """The variable on chip that stands for a value in a step, loaded or viewed there if need be.
@@ -258,7 +259,7 @@ class _Emission:
         atom = self._hosted.resolved(atom)
         if not isinstance(atom, Var):
             return atom
-        if atom in self._in_groups_of:
+        if atom in self._off_chip:
             return self._load_to_chip(atom, step, user)
         definition = self._plan.defining.get(atom)
         if definition is not None and is_view(definition):
@@ -275,7 +276,7 @@ class _Emission:
         if not is_slice_of_rows(view) or source not in self._hosted:
             return False
         self._emit(view.replace(invars=[source]), step)
-        self._in_groups_of[atom] = False
+        self._off_chip[atom] = False
         return True
 
     def _emit_view(self, atom: Var, view: JaxprEqn, step: int, user: JaxprEqn | None) -> Var:
@@ -297,7 +298,7 @@ class _Emission:
         """
         if remote not in self._recent_loads:
             loaded = Var(remote.aval)
-            params = {"in_groups": self._in_groups_of[remote]}
+            params = {"in_groups": self._off_chip[remote]}
             self._emit(new_equation(remote_load_p, [remote], [loaded], params, user), step)
             self._recent_loads[remote] = loaded
             if len(self._recent_loads) > _MAX_RECENT_LOADS:

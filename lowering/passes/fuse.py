@@ -147,7 +147,8 @@ class _Body:
         self._group_of = {n: g for g, group in enumerate(self.groups) for n in group}
         # Values that must be stored for later equations, at first results: `equation_of` adds what each equation reads.
         self._needed = set(variables(jaxpr.outvars))
-        # Values that no reader computes again: results, and what equations that are fused with none read and define.
+        # Values that no reader computes again: results, what equations that are fused with none read and define, and
+        # what several equations compare, for which two computations might round otherwise.
         self._stored = {self.source(var) for var in self._needed} | compared_twice(eqns, self.source)
         for eqn, key in zip(eqns, keys, strict=True):
             if key is None and not is_unit_view(eqn):

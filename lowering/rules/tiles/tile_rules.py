@@ -98,7 +98,8 @@ class _StepCost(NamedTuple):
 def _step_costs(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> list[_StepCost]:
     """Return how often each compute set and copy of a program runs, with its cycles as a function of the target.
 
-    Other steps are left out: in a vertex they take no time.
+    The program stands for the code of one vertex: its compute sets and copies are what the vertex computes and moves,
+    one after the other. Its other steps, as syncs, are left out: there are none inside a vertex.
 
     Args:
         graph: graph of the program.
