@@ -387,8 +387,8 @@ def _scatter_in_block(
         source: the vertex's block of the source, an element for each window over its block of the result.
         x: its block of `x`, the elements under these windows.
         start: initial value of the result, if there is one; else 0.
-        pads: of source and `x`, by how much a block would reach beyond its tensor, before and after, where it is cut off
-            at the end; in elements of `x`, see `_window_bounds`.
+        pads: of source and `x`, by how much a block would reach beyond its tensor, before and after, where it is cut
+            off; in elements of `x`, see `_window_bounds`.
         shapes: shape of the block of the result.
     """
     initial = start[0] if start else jnp.zeros((), dtype)
