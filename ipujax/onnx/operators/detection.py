@@ -59,7 +59,7 @@ def _all_selected(
     overlap = _scalar(iou, 0.0)
     # Without a threshold a score of −∞ is one too.
     is_candidate = ~jnp.isnan(scores) if score is None else scores > _scalar(score, 0.0)
-    by_class = jax.vmap(lambda corners, *lines: _selected(corners, *lines, limit, overlap), (None, 0, 0))
+    by_class = jax.vmap(lambda corners, row, mask: _selected(corners, row, mask, limit, overlap), (None, 0, 0))
     order, selected = jax.vmap(by_class)(_corner_form(boxes, bool(centred)), scores, is_candidate)
     count = jnp.sum(selected)
 
