@@ -54,8 +54,11 @@ def _with_own_constants(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     copies: dict[int, np.ndarray] = {}  # by identity: an array that several jaxprs hold stays one
 
     def own(constant: Any) -> Any:
-        is_of_user = isinstance(constant, np.ndarray)
-        return copies.setdefault(id(constant), constant.copy()) if is_of_user else constant
+        if not isinstance(constant, np.ndarray):
+            return constant
+        if id(constant) not in copies:
+            copies[id(constant)] = constant.copy()
+        return copies[id(constant)]
 
     def rewrite(jaxpr: ClosedJaxpr, inner: Rewrite) -> ClosedJaxpr:
         rewritten = with_equations(jaxpr, [with_inner(eqn, inner) for eqn in jaxpr.eqns])

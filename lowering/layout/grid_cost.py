@@ -86,12 +86,8 @@ class Work:
     def is_exact(self) -> bool:
         """True if `cycles` equals the cost model on every grid, up to rounding and to shares of blocks on one bus."""
         has_halos = any(span.has_halo for field in self._read_fields() for span in field.spans)
-        return not self.has_mapped_fields and not has_halos
-
-    @property
-    def has_mapped_fields(self) -> bool:
-        """True if an earlier operation has mapped a field."""
-        return any(field.source == "elsewhere" for field in self.fields)
+        has_mapped_fields = any(field.source == "elsewhere" for field in self.fields)
+        return not has_mapped_fields and not has_halos
 
     def with_free(self, numbers: Sequence[int]) -> Work:
         """Work in which some fields, given by number, are mapped to the tiles that read them."""
