@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 RECORD = Path(__file__).with_name("durations.json")
-TEST_SECONDS = 1.5
+TEST_SECONDS = 1.0
 CASE_SECONDS = 0.3  # of a function that has many
 
 

@@ -30,7 +30,7 @@ def test_the_record_has_slow_tests_alone(tmp_path: Path, monkeypatch: pytest.Mon
     text = durations.RECORD.read_text(encoding="utf-8")
     slow = durations.read_durations()
     monkeypatch.setattr(durations, "RECORD", tmp_path / "durations.json")
-    durations.write_durations(slow | {"a.py::test_quick": 1.4, "a.py::test_cases[quick]": 0.2})
+    durations.write_durations(slow | {"a.py::test_quick": durations.TEST_SECONDS - 0.1, "a.py::test_cases[quick]": 0.2})
     assert (tmp_path / "durations.json").read_text(encoding="utf-8") == text
 
 
