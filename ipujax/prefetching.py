@@ -10,7 +10,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import jax
+import numpy as np
 
 from ipujax.arguments import whole_number
 from ipujax.runtime.host import HostData
@@ -27,7 +30,8 @@ class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
     """Iterate over batches, some of which a thread prepares ahead.
 
     Args:
-        batches: any iterable: a generator, a `grain` or `tf.data` pipeline as numpy arrays.
+        batches: any iterable: a generator, a `grain` or `tf.data` pipeline as numpy arrays. It may fill the same
+            arrays again for each batch: of pytrees prepared ahead, numpy arrays are copied.
         depth: upper bound of batches that are ready; 0 for none ahead, and no thread.
 
     Raises:
@@ -77,6 +81,8 @@ class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
     def _prepare(self) -> _Prepared[T]:
         start = time.perf_counter()
         batch = next(self._source, _END)
+        if self._thread is not None:  # the thread goes on to the next batch while this one is used
+            batch = jax.tree.map(_copied, batch)
         return batch, time.perf_counter() - start
 
     def close(self) -> None:
@@ -86,3 +92,7 @@ class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
             self._ahead.clear()
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

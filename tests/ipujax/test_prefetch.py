@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ipujax as ipu
@@ -30,6 +31,22 @@ def test_batches_come_in_order_and_ahead() -> None:
     assert may_go_on.wait(5)  # two more are made, while none is asked for
     assert list(ahead) == [1, 2, 3, 4] and made == [0, 1, 2, 3, 4]
     assert list(ahead) == []
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_source_may_fill_one_array_again(depth: int) -> None:
+    buffer = np.zeros(3, np.float32)
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for number in range(5):
+            buffer[:] = number
+            yield {"x": buffer, "n": number}
+
+    read = []
+    for batch in ipu.prefetch(batches(), depth):
+        time.sleep(0.002)  # the device computes, the thread prepares
+        read.append((batch["x"][0], batch["n"]))
+    assert read == [(n, n) for n in range(5)]
 
 
 def test_an_exception_comes_where_its_batch_would() -> None:
