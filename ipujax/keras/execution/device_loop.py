@@ -168,7 +168,7 @@ class Execution:
         reader = iterator if time is None else time.reader(iterator)
         named = self._current_names(state).named(state)
         try:
-            batches = list(islice(reader, self._steps))
+            batches = _read(reader, self._steps)
             if batches:
                 self._count_stages(state, batches[0])
             calls = [call for _, group in groupby(batches, _shapes) for call in self._group_by_call(list(group))]
@@ -308,6 +308,13 @@ def _loop(step: Step, kind: str, outfeed: str, names: StateNames) -> Callable[[A
         return outs if outfeed == "all" else jax.tree.map(lambda x: x[-1], outs), names.named(state)
 
     return run
+
+
+def _read(iterator: Iterator[Any], steps: int) -> list[Any]:
+    """Return the next batches, copied if there are several: a generator may fill the same arrays again for each."""
+    batches = islice(iterator, steps)
+    copied = lambda x: x.copy() if isinstance(x, np.ndarray) else x  # noqa: E731
+    return list(batches) if steps == 1 else [jax.tree.map(copied, batch) for batch in batches]
 
 
 def _stacked(batches: Sequence[Any], replicas: int, accumulation: int) -> Any:

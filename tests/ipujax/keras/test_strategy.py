@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -321,3 +321,22 @@ def test_epochs_of_a_generator_are_whole_executions_as_in_stock_keras(steps: int
         actual.append((int(model.optimizer.iterations), history["loss"]))
     assert actual[0][0] == actual[1][0]
     np.testing.assert_allclose(actual[0][1], actual[1][1], rtol=1e-5)
+
+
+def test_a_generator_may_fill_one_array_again() -> None:
+    """An execution of several steps reads their batches before the first runs."""
+
+    def batches() -> Iterator[Any]:
+        x = np.zeros((4, 5), np.float32)
+        y = np.zeros(4, np.int32)
+        for number in range(6):
+            x[:] = np.arange(5) == number % 5
+            y[:] = number % 3
+            yield x, y
+
+    def use(model: Any) -> Any:
+        history = model.fit(batches(), steps_per_epoch=6, shuffle=False, verbose=0).history
+        return history, model.predict(batches(), steps=6, verbose=0)
+
+    assert_alike(both(lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, "softmax")]), use,
+                      optimizer="sgd", steps_per_execution=3))  # fmt: skip
