@@ -161,7 +161,7 @@ def overridden(node: Node, operands: Sequence[Any]) -> tuple[Any, ...] | None:
         result = _CORNERS[node.op_type](operands)
         return None if result is None else (result,)
     override = OVERRIDES.get(node.op_type) if node.domain == "" else None
-    key = None if override is None else node_key(node.name)
+    key = None if override is None else node_key(node.name, is_mask=node.op_type == "Dropout")
     return None if override is None or key is None else override(node, operands, key)
 
 

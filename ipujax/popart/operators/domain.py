@@ -16,27 +16,30 @@ import jax
 
 from ipujax.onnx import register
 
-_KEY: ContextVar[jax.Array | None] = ContextVar("ipujax_popart_key", default=None)
+# Key of a micro-batch, and whether operators draw dropout masks with it.
+_KEY: ContextVar[tuple[jax.Array | None, bool]] = ContextVar("ipujax_popart_key", default=(None, False))
 
 
-def node_key(name: str) -> jax.Array | None:
-    """Return the key of a node; None in inference, where random masks are left out.
+def node_key(name: str, is_mask: bool = False) -> jax.Array | None:
+    """Return the key of a node; None outside of a step.
 
     Args:
         name: of the node, unique in its graph.
+        is_mask: whether it is for a dropout mask: then None in inference, where masks are left out.
     """
-    key = _KEY.get()
-    return None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
+    key, has_masks = _KEY.get()
+    return None if key is None or (is_mask and not has_masks) else jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 @contextmanager
-def seeded(key: jax.Array | None) -> Iterator[None]:
+def seeded(key: jax.Array | None, has_masks: bool) -> Iterator[None]:
     """Evaluate graphs inside with a key.
 
     Args:
-        key: of one micro-batch; None in inference.
+        key: of one micro-batch; None without random operators.
+        has_masks: whether operators draw dropout masks, as in training.
     """
-    token = _KEY.set(key)
+    token = _KEY.set((key, has_masks))
     try:
         yield
     finally:

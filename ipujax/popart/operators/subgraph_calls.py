@@ -64,7 +64,7 @@ def abort(condition: Any = None, *, node_name: str = "") -> jax.Array:
 @graphcore("ShapedDropout")
 def shaped_dropout(x: jax.Array, *, shape: Sequence[int], ratio: float = 0.5, node_name: str = "") -> jax.Array:
     """Return x with elements of a mask of a broadcast shape set to zero and the others scaled up; x in inference."""
-    key = node_key(node_name)
+    key = node_key(node_name, is_mask=True)
     if key is None:
         return x
     mask = jax.random.bernoulli(key, 1.0 - ratio, tuple(shape))

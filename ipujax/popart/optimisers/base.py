@@ -115,9 +115,10 @@ class Optimizer(ABC):
         Raises:
             popart_exception: an unknown value, with the nearest.
         """
+        names = [name for name in self.UNSET if name != "lossScaling"]  # the loss has one scale
         for name in values:
-            if name not in self.UNSET:
-                raise unknown_name(f"{type(self).__name__} has a value of a weight", name, self.UNSET)
+            if name not in names:
+                raise unknown_name(f"{type(self).__name__} has a value of a weight", name, names)
         self._specific[weight] = {**self._specific.get(weight, {}), **values}
         self._maps = value_maps(type(self).__name__, self._given, self.UNSET, self._specific)
 

@@ -210,7 +210,6 @@ class TrainingSession(Session):
             buffers=self._buffers,
             frozen=self._frozen(),
             zeros={name: self._infos[GRADIENT + name] for name in inner},
-            has_keys=self._has_keys,
             loss=self._loss,
             optimizer=self._optimizer,
             reduction=options.accumulationAndReplicationReductionType,

@@ -28,7 +28,7 @@ from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
 from ipujax.popart.options import SessionOptions
 from ipujax.popart.steps.grouped_weights import as_rows, local, local_states, specs, states_as_rows
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
-from ipujax.popart.steps.step_plan import KEY, StepPlan
+from ipujax.popart.steps.step_plan import KEY, StepPlan, key_of
 from ipujax.popart.steps.training_step import TrainingStep
 
 
@@ -60,7 +60,7 @@ class InferenceStep:
         """
         plan = self.plan
         inputs = {name: value[0] for name, value in rows.items() if name != KEY}
-        with seeded(None), of_replicas(plan.step.replicas):
+        with seeded(key_of(rows), has_masks=False), of_replicas(plan.step.replicas):
             evaluation = evaluate_graph(plan.graph, plan.placement, {**inputs, **weights, **buffers, **frozen}, {})
         anchored = {name: evaluation.array(name) for name in plan.anchors.values}
         return {"anchors": anchored, "buffers": {**buffers, **evaluation.updates}}

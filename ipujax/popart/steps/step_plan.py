@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
+
+import jax
 
 from ipujax.popart.enumerations import MeanReductionStrategy, ReductionType
 from ipujax.popart.exceptions import unknown_name
@@ -124,6 +127,11 @@ def base_names(flow: DataFlow, tensors: Iterable[str]) -> list[str]:
 KEY = "session's random key"  # the row of keys among the inputs of a step; no tensor has a name with spaces
 
 
+def key_of(rows: Mapping[str, Any]) -> jax.Array | None:
+    """Return the key of a micro-batch by its rows; None without random operators."""
+    return jax.random.wrap_key_data(rows[KEY][0]) if KEY in rows else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """Parts of a session that its functions read.
@@ -137,7 +145,6 @@ class StepPlan:
         buffers: names of the parameters that operators update.
         frozen: names of all other parameters.
         zeros: element type and shape of the tensors whose gradients are anchored, without parameters.
-        has_keys: whether operators draw random numbers.
         loss: name of the loss; empty in inference.
         optimizer: of training.
         reduction: of gradients over accumulation and replicas.
@@ -156,7 +163,6 @@ class StepPlan:
     buffers: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     zeros: Mapping[str, TensorInfo] = field(default_factory=lambda: MappingProxyType({}))
-    has_keys: bool = False
     loss: str = ""
     optimizer: Optimizer | None = None
     reduction: ReductionType = ReductionType.Sum

@@ -29,7 +29,7 @@ from ipujax.popart.options import AutomaticLossScalingSettings
 from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, UPDATED
 from ipujax.popart.steps.grouped_weights import summed
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_phases, in_pipeline, reductions
-from ipujax.popart.steps.step_plan import KEY, StepPlan
+from ipujax.popart.steps.step_plan import KEY, StepPlan, key_of
 
 _LARGEST = 65504.0  # float16
 _FACTOR = 2.0
@@ -124,11 +124,11 @@ class TrainingStep:
         plan = self.plan
         inputs = {name: value[0] for name, value in rows.items() if name != KEY}
         zeros = {name: jnp.zeros(info.dims, info.dtype) for name, info in plan.zeros.items()}
-        key = jax.random.wrap_key_data(rows[KEY][0]) if KEY in rows else None
+        key = key_of(rows)
 
         def forward(trained: Any, added: Any) -> tuple[jax.Array, tuple[Any, Any]]:
             operands = {**inputs, **frozen, **buffers, **trained}
-            with seeded(key), of_replicas(plan.step.replicas):
+            with seeded(key, has_masks=True), of_replicas(plan.step.replicas):
                 evaluation = evaluate_graph(plan.graph, plan.placement, operands, added)
             loss = evaluation.array(plan.loss)
             anchored = {name: evaluation.array(name) for name in plan.anchors.values}

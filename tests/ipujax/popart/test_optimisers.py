@@ -194,6 +194,8 @@ def test_refuses_unknown_values() -> None:
         popart.SGD({"defaultLearningrate": (0.1, True)})
     with pytest.raises(popart.popart_exception, match="'momentum', the nearest"):
         popart.SGD({}).insertSpecific("w", {"momentums": (0.1, True)})
+    with pytest.raises(popart.popart_exception, match="lossScaling"):  # the loss has one scale
+        popart.SGD({}).insertSpecific("w", {"lossScaling": (8.0, True)})
     with pytest.raises(popart.popart_exception, match=r"\(number, isConst\)"):
         popart.Adam({"defaultBeta1": "much"})
 

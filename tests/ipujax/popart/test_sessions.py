@@ -474,3 +474,24 @@ def test_weights_of_host_and_device_are_in_sync_until_one_changes() -> None:
     assert not session.areHostWeightsInSync()
     session.markHostWeightsInSync()
     assert session.areHostWeightsInSync()
+
+
+def test_random_numbers_of_inference_follow_the_seed_and_dropout_is_left_out() -> None:
+    builder = popart.Builder()
+    x = builder.addInitializedInputTensor(np.ones((4, 4), np.float32))
+    (kept,) = builder.aiOnnx.dropout([x], 1, 0.5)
+    drawn = builder.aiOnnx.randomuniform([4, 4])
+    anchors = dict.fromkeys((kept, drawn), popart.AnchorReturnType("ALL"))
+    session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(2, anchors), model_device())
+    session.prepareDevice()
+    results = [session.initAnchorArrays() for _ in range(3)]
+    for number, each in enumerate(results):
+        if number != 1:
+            session.setRandomSeed(5)
+        session.run(popart.PyStepIO({}, each))
+    first, second, repeated = (each[drawn] for each in results)
+    assert (
+        len(np.unique(np.concatenate([first, second]))) == 4 * 4 * 4
+    )  # all batches and steps have numbers of their own
+    np.testing.assert_array_equal(first, repeated)
+    np.testing.assert_array_equal(results[0][kept], np.ones((2, 4, 4), np.float32))
