@@ -98,7 +98,7 @@ class Adam(Optimizer):
     def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
         # The weight is rounded once, at the end; moments have element types of their own.
         wide = weight.astype(jnp.float32)
-        slope = gradient.astype(jnp.float32)
+        slope = gradient
         if self.weightDecayMode is WeightDecayMode.L2Regularization:
             slope = slope + values["weightDecay"] * wide
         beta1 = values["beta1"]

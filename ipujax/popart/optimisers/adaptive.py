@@ -104,7 +104,7 @@ class Adaptive(Optimizer):
 
     def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
         wide = weight.astype(jnp.float32)
-        slope = gradient.astype(jnp.float32)
+        slope = gradient
         if self.weightDecayMode is WeightDecayMode.L2Regularization:
             slope = slope + values["weightDecay"] * wide
         update, means = self._update(slope, state, values)

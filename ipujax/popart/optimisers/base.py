@@ -64,19 +64,18 @@ def clip_by_norm(gradients: Mapping[str, jax.Array], settings: Sequence[ClipNorm
     """Return gradients of which no group has a norm above its limit.
 
     Args:
-        gradients: by name of the weight, without loss scaling.
+        gradients: by name of the weight, without loss scaling, float32.
         settings: groups; a weight in several is clipped by each in turn.
     """
     clipped = dict(gradients)
     for group in settings:
         names = group.names(list(gradients))
-        # Summed in float32: squares of float16 gradients overflow above 256.
-        squares = [jnp.sum(jnp.square(clipped[name].astype(jnp.float32))) for name in names]
+        squares = [jnp.sum(jnp.square(clipped[name])) for name in names]
         norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
         # PopART divides by the larger of norm and limit, so that a norm of zero divides by the limit.
         scale = group.maxNorm / jnp.maximum(norm, group.maxNorm)
         for name in names:
-            clipped[name] = (clipped[name] * scale).astype(clipped[name].dtype)
+            clipped[name] = clipped[name] * scale
     return clipped
 
 
@@ -207,7 +206,7 @@ class Optimizer(ABC):
         """Return weight and state after an update.
 
         Args:
-            gradient: without loss scaling, reduced over micro-batches and replicas.
+            gradient: without loss scaling, reduced over micro-batches and replicas, float32.
             weight: before the update.
             state: before the update.
             values: of the optimiser.

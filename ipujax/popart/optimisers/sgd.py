@@ -98,9 +98,8 @@ class SGD(Optimizer):
     def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
         # Updates are float32 whatever the weight is: in float16, small steps would be rounded away.
         wide = weight.astype(jnp.float32)
-        slope = gradient.astype(jnp.float32)
         decay = values["weightDecay"]
-        decayed = slope if is_constant(decay, 0) else slope + decay * wide
+        decayed = gradient if is_constant(decay, 0) else gradient + decay * wide
         # PopART folds the velocity scaling into the velocity, so the learning rate is divided by it.
         rate = values["learningRate"] / values["velocityScaling"]
         added = values["velocityScaling"] * (1 - values["dampening"]) * decayed

@@ -191,9 +191,9 @@ class TrainingStep:
             values: of the optimiser, without constants.
         """
         divisor = self._scale(states, values) * self._divisor
-        slopes = {
-            name: g if is_constant(divisor, 1) else (g / divisor).astype(g.dtype) for name, g in gradients.items()
-        }
+        # In float32, as PopART: in half precision the quotients underflow, which the scale is to prevent.
+        wide = {name: g.astype(jnp.float32) for name, g in gradients.items()}
+        slopes = wide if is_constant(divisor, 1) else {name: g / divisor for name, g in wide.items()}
         updated, optimizer_states = self._update(slopes, weights, states["optimizer"], self._all_values(values))
         next_states = {"optimizer": optimizer_states}
         if "scale" in states:
