@@ -11,5 +11,6 @@ from ipujax.popart.optimisers.base import (
 from ipujax.popart.optimisers.optimiser_values import (
     OptimizerValue as OptimizerValue,
     OptimizerValueMap as OptimizerValueMap,
+    state_type as state_type,
 )
 from ipujax.popart.optimisers.sgd import SGD as SGD, ConstSGD as ConstSGD

@@ -66,7 +66,7 @@ class Adam(Optimizer):
         scaled_optimizer_state: bool = False,
         debugContext: str = "adam",
     ) -> None:
-        super().__init__(values, clip_norm_settings)
+        super().__init__(values, clip_norm_settings, accum_type)
         self.mode = AdamMode(mode)
         self.weightDecayMode = WeightDecayMode(weight_decay_mode)
         self._types = (accl1_type, accl2_type)

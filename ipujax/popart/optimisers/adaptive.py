@@ -66,7 +66,7 @@ class Adaptive(Optimizer):
         debugContext: str = "adaptive",
         clip_norm_settings: Sequence[ClipNormSettings] = (),
     ) -> None:
-        super().__init__(values, clip_norm_settings)
+        super().__init__(values, clip_norm_settings, accum_type)
         self.mode = AdaptiveMode(mode)
         self.weightDecayMode = WeightDecayMode(weight_decay_mode)
         self._types = (accl1_type, accl2_type, accl3_type)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.popart.enumerations import DataType
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.optimisers.optimiser_values import OptimizerValue, OptimizerValueMap, value_maps
 
@@ -90,6 +91,7 @@ class Optimizer(ABC):
         values: pairs of a number and whether it is constant, by PopART's names, as `{"defaultLearningRate": (0.1,
             False)}`.
         clip_norm_settings: limits of the norm of gradients.
+        accum_type: element type in which gradients of micro-batches are summed, UNDEFINED for that of the weight.
 
     Raises:
         popart_exception: an unknown value, with the nearest.
@@ -98,10 +100,16 @@ class Optimizer(ABC):
     # Short name of each value → its number where none is given.
     UNSET: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
-    def __init__(self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        clip_norm_settings: Sequence[ClipNormSettings] = (),
+        accum_type: DataType = DataType.UNDEFINED,
+    ) -> None:
         self._given = dict(values)
         self._specific: dict[str, dict[str, Any]] = {}
         self.clipNormSettings = tuple(clip_norm_settings)
+        self.accum_type = accum_type
         self._maps = value_maps(type(self).__name__, self._given, self.UNSET, {})
 
     def insertSpecific(self, weight: str, values: Mapping[str, Any]) -> None:
@@ -167,9 +175,9 @@ class Optimizer(ABC):
         return ["", *(weight for weight in weights if weight in self._specific)]
 
     def structure(self) -> tuple[Any, ...]:
-        """Return the parts that the compiled step depends on: the kind of optimiser, and its clipping."""
+        """Return the parts that the compiled step depends on: the kind of optimiser, its clipping and accumulator."""
         clips = tuple((tuple(c.weightIds or ()), c.weightIds is None, c.maxNorm) for c in self.clipNormSettings)
-        return type(self).__name__, clips
+        return type(self).__name__, clips, self.accum_type
 
     def check_successor(self, other: Optimizer) -> None:
         """Refuse an optimiser that a session cannot go on with.

@@ -35,7 +35,7 @@ class SGD(Optimizer):
             defaultVelocityScaling, nesterov, lossScaling.
         clip_norm_settings: limits of the norm of gradients.
         accumulatorAndMomentum: how PopART stores the velocity; the numbers are equal.
-        accumType: without effect; gradients are accumulated in the element type of the weight.
+        accumType: element type of the accumulator, UNDEFINED for that of the weight.
         accl1Type: element type of the velocity, UNDEFINED for that of the weight.
         debugContext: name in profiles.
     """
@@ -61,7 +61,7 @@ class SGD(Optimizer):
         accl1Type: DataType = DataType.UNDEFINED,
         debugContext: str = "sgd",
     ) -> None:
-        super().__init__(pyd, clip_norm_settings)
+        super().__init__(pyd, clip_norm_settings, accumType)
         self.accumulatorAndMomentum = accumulatorAndMomentum
         self._velocity_type = accl1Type
 

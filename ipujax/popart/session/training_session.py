@@ -18,7 +18,7 @@ from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
 from ipujax.popart.flow.host_streams import Callback, HostStreams
 from ipujax.popart.model_graph.gradient_paths import missing_pattern, names_with_gradients
-from ipujax.popart.optimisers import Optimizer
+from ipujax.popart.optimisers import Optimizer, state_type
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.popart_log import logger
 from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, UPDATED
@@ -181,8 +181,12 @@ class TrainingSession(Session):
                 raise popart_exception(message, expected=expected, got=f"{name}: {infos[name]}")
         infos_by_anchor = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
         infos_by_anchor |= {GRADIENT + name: infos[name] for name in anchors.gradients}
-        infos_by_anchor |= {ACCUMULATOR + name: infos[name] for name in anchors.accumulators}
         weights = self._shapes()
+        for name in anchors.accumulators:
+            dtype = infos[name].dtype
+            is_summed = self._step.accumulation > 1
+            accumulated = state_type(self._optimizer.accum_type, dtype) if is_summed else dtype
+            infos_by_anchor[ACCUMULATOR + name] = TensorInfo(accumulated, infos[name].dims)
         states = jax.eval_shape(self._new_states, weights)["optimizer"]
         for name, (prefix, weight) in anchors.states.items():
             parts = {UPDATED: weights[weight]} if prefix == UPDATED else states.get(weight, {})

@@ -24,7 +24,7 @@ from ipujax.popart.enumerations import MeanReductionStrategy
 from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
-from ipujax.popart.optimisers import clip_by_norm, is_constant
+from ipujax.popart.optimisers import clip_by_norm, is_constant, state_type
 from ipujax.popart.options import AutomaticLossScalingSettings
 from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, UPDATED
 from ipujax.popart.steps.grouped_weights import summed
@@ -99,6 +99,7 @@ class TrainingStep:
         self.plan = plan
         assert plan.optimizer is not None
         self._constants = plan.optimizer.constants(plan.trained)
+        self._accum_type = plan.optimizer.accum_type
         is_running = plan.is_mean and plan.mean_strategy == MeanReductionStrategy.Running
         reduce = reductions(plan.anchors, "running_mean" if is_running else "sum")
         count = plan.step.accumulation
@@ -140,6 +141,8 @@ class TrainingStep:
         (loss, (anchored, updated)), (gradients, of_zeros) = differentiate(weights, zeros)
         by_name = {**gradients, **of_zeros}
         anchored |= {GRADIENT + name: by_name[name] for name in plan.anchors.gradients}
+        if plan.step.accumulation > 1:
+            gradients = {name: g.astype(state_type(self._accum_type, g.dtype)) for name, g in gradients.items()}
         anchored |= {ACCUMULATOR + name: gradients[name] for name in plan.anchors.accumulators}
         results = {"gradients": gradients, "anchors": anchored, "buffers": updated}
         # The last stage may have the loss alone, which no gradient needs: without a result the stage would be empty.

@@ -208,3 +208,38 @@ def test_constant_values_stay() -> None:
     variable.check_successor(popart.SGD({"defaultLearningRate": (0.2, False)}))
     with pytest.raises(popart.popart_exception, match="another kind"):
         variable.check_successor(popart.Adam({}))
+
+
+def updated_half(optimiser: Any, weight: float, x: list[float]) -> Array:
+    """Return a float16 weight after an update with a micro-batch for each x: of gradients 0.001·x, scaled as asked."""
+    builder = popart.Builder()
+    operand = builder.addInputTensor(popart.TensorInfo("FLOAT16", [1]))
+    w = builder.addInitializedInputTensor(np.full(1, weight, np.float16))
+    loss = builder.aiGraphcore.l1loss([builder.aiOnnx.mul([operand, w])], 1e-3, popart.ReductionType.Sum)
+    options = popart.SessionOptions()
+    options.enableGradientAccumulation = len(x) > 1
+    options.accumulationFactor = len(x)
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": 4})
+    flow = popart.DataFlow(1, {})
+    session = popart.TrainingSession(builder.getModelProto(), flow, loss, optimiser, device, userOptions=options)
+    session.prepareDevice()
+    session.weightsFromHost()
+    session.run(popart.PyStepIO({operand: np.array(x, np.float16)}, {}))
+    session.weightsToHost()
+    updated = np.empty(1, np.float16)
+    session.readWeights(popart.PyWeightsIO({w: updated}))
+    return updated
+
+
+def test_scaled_gradients_of_half_precision_do_not_underflow() -> None:
+    """A gradient of 1e-8 is zero in float16, and with the loss scale 0.0003."""
+    adam = popart.Adam({"defaultLearningRate": (1.0, True), "lossScaling": (2.0**15, True)})
+    np.testing.assert_array_equal(updated_half(adam, 1.0, [1e-5]), np.float16(1 - 1e-8 / (1e-8 + 1e-6)))
+
+
+@pytest.mark.parametrize(("kind", "total"), [("FLOAT", 2050), ("FLOAT16", 2048), ("UNDEFINED", 2048)])
+def test_gradients_are_summed_in_the_type_of_the_accumulator(kind: str, total: int) -> None:
+    """2048 + 1 is 2048 in float16."""
+    values = {"defaultLearningRate": (1.0, True), "lossScaling": (1000.0, True)}
+    sgd = popart.SGD(values, accumType=getattr(popart.DataType, kind))
+    np.testing.assert_allclose(updated_half(sgd, 0.5, [2048, 1, 1]), np.float16(0.5 - total / 1000), rtol=1e-3)

@@ -495,20 +495,3 @@ def test_random_numbers_of_inference_follow_the_seed_and_dropout_is_left_out() -
     )  # all batches and steps have numbers of their own
     np.testing.assert_array_equal(first, repeated)
     np.testing.assert_array_equal(results[0][kept], np.ones((2, 4, 4), np.float32))
-
-
-def test_scaled_gradients_of_half_precision_do_not_underflow() -> None:
-    """A gradient of 1e-8 is zero in float16, and with the loss scale 0.0003."""
-    builder = popart.Builder()
-    x = builder.addInputTensor(popart.TensorInfo("FLOAT16", [4]))
-    w = builder.addInitializedInputTensor(np.ones(4, np.float16))
-    loss = builder.aiGraphcore.l1loss([builder.aiOnnx.mul([x, w])], 1e-3, popart.ReductionType.Sum)
-    adam = popart.Adam({"defaultLearningRate": (1.0, True), "lossScaling": (2.0**15, True)})
-    session = popart.TrainingSession(builder.getModelProto(), popart.DataFlow(1, {}), loss, adam, model_device())
-    session.prepareDevice()
-    session.weightsFromHost()
-    session.run(popart.PyStepIO({x: np.full(4, 1e-5, np.float16)}, {}))
-    session.weightsToHost()
-    updated = np.empty(4, np.float16)
-    session.readWeights(popart.PyWeightsIO({w: updated}))
-    np.testing.assert_array_equal(updated, np.float16(1 - 1e-8 / (1e-8 + 1e-6)))
