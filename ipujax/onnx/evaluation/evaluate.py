@@ -53,6 +53,7 @@ class Settings:
         budget: bounds on all sizes.
         subgraph_nodes: nodes of subgraphs that this evaluation may still trace; None: any number.
         file: name of the model's file, by which profiles show nodes as lines; empty for the lines of calls.
+        override: returns the results of a node, also of subgraphs, that a front end evaluates itself; None of others.
     """
 
     max_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Settings:
     budget: Budget = field(default_factory=Budget)
     subgraph_nodes: SubgraphNodes | None = None
     file: str = ""
+    override: Callable[[Node, Sequence[Any]], tuple[Any, ...] | None] | None = None
 
     def for_evaluation(self, graph: Graph) -> Settings:
         """Return the settings of one evaluation of a graph, which counts the nodes of subgraphs."""
@@ -117,6 +119,9 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
 def _results(
     entry: Operator | None, node: Node, operands: Sequence[Any], scope: Mapping[str, Any], settings: Settings
 ) -> tuple[Any, ...]:
+    own = None if settings.override is None else settings.override(node, operands)
+    if own is not None:
+        return own
     if entry is None:
         return _run_body(node, operands, settings)
     function = _bound(entry, node, operands, scope, settings)

@@ -6,6 +6,8 @@ gradients: those of the zeros. Runs of nodes that are annotated for recomputatio
 A session evaluates some operators of ai.onnx in its own way: those with random numbers, dropout, and mixed types. Keys
 of random numbers come from the session's seed and change with each micro-batch. Dropout is active in training alone, as
 in PopART, whatever the node says. A float16 tensor and a float32 scalar make a float16 tensor.
+
+Limits: a random operator in a loop draws the same numbers in each iteration.
 """
 
 from __future__ import annotations
@@ -154,9 +156,11 @@ def overridden(node: Node, operands: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the results of an operator that the session evaluates itself; None for others.
 
     Args:
-        node: of the graph.
+        node: of the graph, or of a subgraph.
         operands: its values.
     """
+    if any(isinstance(value, Saturated) for value in operands):
+        return None
     if node.domain == "" and node.op_type in _CORNERS and not all(isinstance(x, np.ndarray) for x in operands):
         result = _CORNERS[node.op_type](operands)
         return None if result is None else (result,)
@@ -205,7 +209,7 @@ def evaluate_graph(
     Raises:
         popart_exception: an operator that cannot be evaluated on its operands.
     """
-    settings = Settings().for_evaluation(graph.graph)
+    settings = Settings(override=overridden).for_evaluation(graph.graph)
     constants = {name: array for name, array in graph.graph.constants.items() if name not in operands}
     values: Values = {name: _plus(value, name, zeros) for name, value in {**constants, **operands}.items()}
     nodes = list(graph.annotated_nodes())
@@ -231,17 +235,12 @@ def _run(
         check_operands(node, operands, opset)
         operands, dtype = common_type(node, operands)
         with placement.scope(node, notes):
-            results = None if _has_saturated(operands) else overridden(node, operands)
             with as_popart_exception():
-                results = run_node(node, operands, values, settings) if results is None else results
+                results = run_node(node, operands, values, settings)
                 results = results if dtype is None else tuple(x.astype(dtype) for x in results)
             for name, result in zip(node.outputs, results, strict=False):
                 if name:
                     values[name] = _plus(result, name, zeros)
-
-
-def _has_saturated(operands: Sequence[Any]) -> bool:
-    return any(isinstance(value, Saturated) for value in operands)
 
 
 def _plus(value: Any, name: str, zeros: Mapping[str, Any]) -> Any:

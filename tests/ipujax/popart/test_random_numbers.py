@@ -1,0 +1,79 @@
+"""Random numbers of sessions: those of the seed, others in each batch and step, and no dropout in inference."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipujax import popart
+
+
+def model_device() -> popart.DeviceInfo:
+    """Return a small simulated IPU."""
+    return popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": 4})
+
+
+def test_random_numbers_follow_the_seed() -> None:
+    builder = popart.Builder()
+    x = builder.addInitializedInputTensor(np.ones((32, 32), np.float32))
+    (dropped,) = builder.aiOnnx.dropout([x], 1, 0.5)
+    loss = builder.aiGraphcore.identityloss([dropped])
+    flow = popart.DataFlow(2, {dropped: popart.AnchorReturnType("ALL")})
+    frozen = popart.ConstSGD(0.0)
+    session = popart.TrainingSession(builder.getModelProto(), flow, loss, frozen, model_device())
+    session.prepareDevice()
+    session.weightsFromHost()
+    session.setRandomSeed(5)
+    first = session.initAnchorArrays()
+    repeated = session.initAnchorArrays()
+    session.run(popart.PyStepIO({}, first))
+    state = session.getRNGState()
+    assert not np.array_equal(first[dropped][0], first[dropped][1])
+    assert set(np.unique(first[dropped])) == {0.0, 2.0}
+    session.setRandomSeed(5)
+    session.run(popart.PyStepIO({}, repeated))
+    np.testing.assert_array_equal(first[dropped], repeated[dropped])
+    assert session.getRNGState() == state
+
+
+def test_random_numbers_of_inference_follow_the_seed_and_dropout_is_left_out() -> None:
+    builder = popart.Builder()
+    x = builder.addInitializedInputTensor(np.ones((4, 4), np.float32))
+    (kept,) = builder.aiOnnx.dropout([x], 1, 0.5)
+    drawn = builder.aiOnnx.randomuniform([4, 4])
+    anchors = dict.fromkeys((kept, drawn), popart.AnchorReturnType("ALL"))
+    session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(2, anchors), model_device())
+    session.prepareDevice()
+    results = [session.initAnchorArrays() for _ in range(3)]
+    for number, each in enumerate(results):
+        if number != 1:
+            session.setRandomSeed(5)
+        session.run(popart.PyStepIO({}, each))
+    first, second, repeated = (each[drawn] for each in results)
+    assert (
+        len(np.unique(np.concatenate([first, second]))) == 4 * 4 * 4
+    )  # all batches and steps have numbers of their own
+    np.testing.assert_array_equal(first, repeated)
+    np.testing.assert_array_equal(results[0][kept], np.ones((2, 4, 4), np.float32))
+
+
+def test_random_operators_of_a_branch_follow_the_session() -> None:
+    builder = popart.Builder()
+    x = builder.addInitializedInputTensor(np.ones(32, np.float32))
+    condition = builder.addInputTensor(popart.TensorInfo("BOOL", []))
+    branches = []
+    for operation in ("dropout", "neg"):
+        branch = builder.createSubgraphBuilder()
+        branch.addInputTensorFromParentGraph(x)
+        result = getattr(branch.aiOnnx, operation)([x], *([1] if operation == "dropout" else []))
+        branch.addOutputTensor(result if isinstance(result, str) else result[0])
+        branches.append(branch)
+    (chosen,) = builder.aiOnnx.logical_if([condition], 1, branches[1], branches[0])
+    loss = builder.aiGraphcore.identityloss([chosen])
+    flow = popart.DataFlow(2, {chosen: popart.AnchorReturnType("ALL")})
+    session = popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.0), model_device())
+    session.prepareDevice()
+    session.weightsFromHost()
+    results = session.initAnchorArrays()
+    session.run(popart.PyStepIO({condition: np.array([True, True])}, results))
+    first, second = results[chosen]
+    assert set(np.unique(first)) == {0.0, 2.0} and not np.array_equal(first, second)
