@@ -39,7 +39,7 @@ def group_normalization(
     normal = normal[:, np.argsort(order)] if strided else normal
     channels = (1, -1, *[1] * (x.ndim - 2))
     scaled = normal * scale.reshape(channels) + bias.reshape(channels)
-    return scaled, mean[:, 0].astype(x.dtype), inverse[:, 0].astype(x.dtype)
+    return scaled.astype(x.dtype), mean[:, 0].astype(x.dtype), inverse[:, 0].astype(x.dtype)
 
 
 @graphcore("BatchNormalization")
@@ -75,7 +75,8 @@ def batch_normalization(
     channels = (1, -1, *[1] * (x.ndim - 2)) if spatial else (1, *x.shape[1:])
     if output_count == 1:
         inverse = jax.lax.rsqrt(variance + epsilon)
-        return (x - mean.reshape(channels)) * (scale * inverse).reshape(channels) + bias.reshape(channels)
+        normal = (x - mean.reshape(channels)) * (scale * inverse).reshape(channels) + bias.reshape(channels)
+        return normal.astype(x.dtype)
     axes = tuple(i for i in range(x.ndim) if i != 1) if spatial else (0,)
     wide = x.astype(jnp.float32)
     batch_mean = jnp.mean(wide, axis=axes)

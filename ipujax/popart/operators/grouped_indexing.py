@@ -74,20 +74,24 @@ def scatter_reduce(
 
     Args:
         source: values.
-        indices: place of each along the axis; of the source's shape, or broadcast to it.
+        indices: place of each along the axis; of the source's shape, or broadcast to it. A vector is along the axis,
+            other indices may lack the last dimensions.
         initial: values to begin with.
         axis_size: size of the axis in the result.
         axis: axis of the indices.
         reduction: sum, largest, smallest, product, or the value alone.
-        enable_index_broadcast: 1 if indices are broadcast.
+        enable_index_broadcast: 1 if indices are broadcast; 0 if elements of the source without an index are left out.
     """
     kind = ScatterReduction(reduction)
     along = axis % source.ndim
-    index = _broadcast_indices(indices, source, along)
+    index = _with_rank(indices, source.ndim, along)
+    if enable_index_broadcast and all(n in (1, m) for n, m in zip(index.shape, source.shape, strict=True)):
+        index = jnp.broadcast_to(index, source.shape)
     # An element's place differs from its index in the source along one axis alone.
     places = list(jnp.meshgrid(*(jnp.arange(n) for n in index.shape), indexing="ij"))
     places[along] = index.astype(jnp.int32)
-    shape = [axis_size if i == along else n for i, n in enumerate(source.shape)]
+    whole = source.shape if enable_index_broadcast else index.shape
+    shape = [axis_size if i == along else n for i, n in enumerate(whole)]
     values = source if index.shape == source.shape else source[tuple(slice(0, n) for n in index.shape)]
     empty, method = _SCATTERS[kind]
     if initial is not None:
@@ -118,7 +122,7 @@ def grouped_scatter_reduce(
 
     def of_group(*operands: jax.Array) -> jax.Array:
         keywords = {"axis_size": axis_size, "axis": inner, "reduction": reduction}
-        return scatter_reduce(*operands, **keywords)
+        return scatter_reduce(*operands, **keywords, enable_index_broadcast=enable_index_broadcast)
 
     operands = (source, indices) if initial is None else (source, indices, initial)
     grouped: Callable[..., jax.Array] = jax.vmap(of_group)
@@ -131,16 +135,12 @@ def _scatter(start: jax.Array, places: list[jax.Array], values: jax.Array, metho
 
 
 def _limit(dtype: Any, is_lowest: bool) -> Any:
-    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
-    return info.min if is_lowest else info.max
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf if is_lowest else jnp.inf
+    return jnp.iinfo(dtype).min if is_lowest else jnp.iinfo(dtype).max
 
 
-def _broadcast_indices(indices: jax.Array, source: jax.Array, axis: int) -> jax.Array:
-    if indices.ndim == source.ndim:
-        fits = all(n in (1, m) for n, m in zip(indices.shape, source.shape, strict=True))
-        return jnp.broadcast_to(indices, source.shape) if fits else indices
-    if indices.ndim == 1:
-        shape = [source.shape[axis] if i == axis else 1 for i in range(source.ndim)]
-        return jnp.broadcast_to(indices.reshape(shape), source.shape)
-    trailing = source.ndim - indices.ndim
-    return jnp.broadcast_to(indices.reshape(*indices.shape, *[1] * trailing), source.shape)
+def _with_rank(indices: jax.Array, rank: int, axis: int) -> jax.Array:
+    """Return indices with dimensions of 1 up to a rank: before those of a vector, else behind them."""
+    leading = axis if indices.ndim == 1 else 0
+    return indices.reshape(*[1] * leading, *indices.shape, *[1] * (rank - leading - indices.ndim))

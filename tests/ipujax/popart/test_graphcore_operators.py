@@ -113,6 +113,30 @@ def test_scatters(reduction: popart.ScatterReduction) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
+def test_the_largest_of_infinite_elements_is_infinite() -> None:
+    source = jnp.array([-jnp.inf, -jnp.inf])
+    indices = jnp.array([1, 1])
+    for reduction, sign in ((popart.ScatterReduction.Max, 1), (popart.ScatterReduction.Min, -1)):
+        got = operator("ScatterReduce")(sign * source, indices, axis_size=3, reduction=int(reduction))
+        np.testing.assert_array_equal(got, sign * np.float32([0, -np.inf, 0]))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_scatters_without_a_broadcast_leave_out_elements_without_an_index(groups: int) -> None:
+    indices = np.array([[1, 0]])
+    expected = np.zeros((1, 4), np.float32)
+    expected[0, [1, 0]] = X[0, :2]
+    settings = {"axis_size": 4, "enable_index_broadcast": 0}
+    if groups == 1:
+        got = operator("ScatterReduce")(jnp.asarray(X), jnp.asarray(indices), axis=1, **settings)
+    else:
+        operands = jnp.stack([X] * 2), jnp.stack([indices] * 2)
+        both = operator("GroupedScatterReduce")(*operands, axis=2, group_size=2, **settings)
+        np.testing.assert_array_equal(both[0], both[1])
+        got = both[0]
+    np.testing.assert_array_equal(got, expected)
+
+
 def test_medians_and_sorts() -> None:
     value, index = operator("ReduceMedian")(jnp.asarray(X[:, :3]), axes=[1], keepdims=0)
     np.testing.assert_array_equal(value, np.median(X[:, :3], axis=1).astype(np.float32))
@@ -133,6 +157,15 @@ def test_group_norms() -> None:
     np.testing.assert_allclose(inverse, 1 / deviations.ravel(), rtol=1e-4)
     standard = ((grouped - means[..., None]) / deviations[..., None]).reshape(x.shape)
     np.testing.assert_allclose(normal, standard * scale[:, None] + bias[:, None], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("output_count", [1, 5])
+def test_norms_have_the_element_type_of_the_data(output_count: int) -> None:
+    x = X.astype(np.float16)
+    of_channels = [np.ones(4, np.float32)] * 4
+    results = operator("BatchNormalization")(x, *of_channels, output_count=output_count)
+    assert (results if output_count == 1 else results[0]).dtype == np.float16
+    assert operator("GroupNormalization")(x, *of_channels[:2], num_groups=2)[0].dtype == np.float16
 
 
 def test_batch_norms_in_training() -> None:
