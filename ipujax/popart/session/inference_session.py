@@ -55,6 +55,7 @@ class InferenceSession(Session):
         assert deviceInfo is not None
         super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, "")
         self._anchors_of_session = self._anchors((), False)
+        self._buffers = self._updated_by_operators()
         self._check_work()
         self._anchor_infos()  # refuses a model that cannot be evaluated
 
@@ -72,6 +73,11 @@ class InferenceSession(Session):
             sentence = "All operations in the main graph were pruned, nothing to compute"
             raise popart_exception(sentence, expected="an anchor that an operation computes", got=self._flow.anchors())
 
+        if grouped := [name for name in self._buffers if name in self._store.grouped]:
+            message = "a parameter with values for groups of replicas does not go with an operator that updates it"
+            expected = "equal numbers on all replicas, or no VariableSettings"
+            raise popart_exception(message, expected=expected, got=", ".join(grouped))
+
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
         return self._tensor_infos(self._anchors_of_session.values)
@@ -85,16 +91,23 @@ class InferenceSession(Session):
             placement=self._placement,
             anchors=self._anchors_of_session,
             step=self._step,
-            frozen=tuple(self._store.host),
+            buffers=self._buffers,
+            frozen=tuple(name for name in self._store.host if name not in self._buffers),
             grouped=self._store.grouped,
         )
 
     def _arguments(self) -> tuple[Any, ...]:
-        return self._store.device, {}, {}
+        buffers = {name: self._store.device[name] for name in self._buffers}
+        return {name: x for name, x in self._store.device.items() if name not in buffers}, buffers, {}
 
     def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        self._store.device, anchors = runner.infer(self._store.device, {}, {}, rows)
+        weights, buffers, frozen = self._arguments()
+        weights, buffers, anchors = runner.infer(weights, buffers, frozen, rows)
+        self._store.device = {**weights, **buffers}
         return anchors
+
+    def _changes_weights(self) -> bool:
+        return bool(self._buffers)
 
     def _has_constant_weights(self) -> bool:
         return bool(self._options.constantWeights)

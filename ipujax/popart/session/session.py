@@ -140,6 +140,14 @@ class Session(NotCopied, Reports):
         """Return the parameters that are values of the step: not those that are constants."""
         return {name: value for name, value in weights.items() if name not in self._graph.constants}
 
+    def _updated_by_operators(self) -> tuple[str, ...]:
+        """Return the parameters that operators update."""
+        nodes = self._graph.graph.nodes
+        norms = (node for node in nodes if node.op_type == "BatchNormalization" and len(node.outputs) > 2)
+        statistics = {name for node in norms for name in node.inputs[3:5]}
+        copied = {node.inputs[0] for node in nodes if node.op_type == "CopyVarUpdate"}
+        return tuple(name for name in self._store.host if name in statistics | copied)
+
     # Properties that a program may read before the session is prepared.
 
     @property

@@ -103,20 +103,11 @@ class TrainingSession(Session):
 
     def _roles(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the parameters that are trained, and those that operators update."""
-        nodes = self._graph.graph.nodes
-        statistics = {
-            name
-            for node in nodes
-            if node.op_type == "BatchNormalization" and len(node.outputs) > 2
-            for name in node.inputs[3:5]
-        }
-        copied = {node.inputs[0] for node in nodes if node.op_type == "CopyVarUpdate"}
-        host = self._store.host
-        updated = tuple(name for name in host if name in statistics | copied)
+        updated = self._updated_by_operators()
         # Whole numbers have no gradient, and statistics are updated by their operators.
         # A weight that the loss does not depend on has no gradient: it does not decay either.
         paths = names_with_gradients(self._graph, self._loss)
-        trained = (name for name, x in host.items()
+        trained = (name for name, x in self._store.host.items()
                    if name in paths and name not in updated and jnp.issubdtype(x.dtype, jnp.floating))  # fmt: skip
         return tuple(trained), updated
 

@@ -65,8 +65,8 @@ class InferenceStep:
         anchored = {name: evaluation.array(name) for name in plan.anchors.values}
         return {"anchors": anchored, "buffers": {**buffers, **evaluation.updates}}
 
-    def step(self, weights: Any, buffers: Any, frozen: Any, rows: Any) -> dict[str, jax.Array]:
-        """Return the anchors of several micro-batches.
+    def step(self, weights: Any, buffers: Any, frozen: Any, rows: Any) -> Results:
+        """Return the anchors of several micro-batches, and the buffers after them.
 
         Args:
             weights: by name.
@@ -75,8 +75,7 @@ class InferenceStep:
             rows: inputs of a replica, [micro-batches, …].
         """
         scale = jnp.ones((), jnp.float32)
-        anchors: dict[str, jax.Array] = self._run(weights, buffers, frozen, scale, rows)["anchors"]
-        return anchors
+        return self._run(weights, buffers, frozen, scale, rows)
 
 
 Array = np.ndarray[Any, Any]
@@ -116,14 +115,14 @@ class Runner:
         function = self._training() if plan.loss else self._inference()
         function.__name__ = name
         is_training = bool(plan.loss)
-        donated = (0,) if self._is_resident else ()
+        donated = (0, 1) if self._is_resident else (1,)
         # Weights and state are replicated, but for shards of the state and what groups of replicas have of their own;
         # inputs and anchors are divided by replica.
         of_states = ipu.optim.shard_specs(states)
         if plan.grouped and states is not None:
             of_states = {**of_states, "optimizer": specs(states["optimizer"], weights, plan.grouped)}
         trained, frozen = ({name: weights[name] for name in names} for names in (plan.trained, plan.frozen))
-        of_weights = specs(trained if is_training else weights, weights, plan.grouped)
+        of_weights = specs(trained if is_training else frozen, weights, plan.grouped)
         of_frozen = specs(frozen, weights, plan.grouped)
         same = (of_weights, of_states, P(), of_frozen, P()) if is_training else (of_weights, P(), P())
         split = P(REPLICA_AXIS)
@@ -131,12 +130,12 @@ class Runner:
         if replicas > 1:
             settings = {"replicas": replicas, "in_specs": (*same, split)}
             of_resident = of_weights if self._is_resident else P()
-            settings["out_specs"] = (of_weights, of_states, P(), split) if is_training else (of_resident, split)
+            settings["out_specs"] = (of_weights, of_states, P(), split) if is_training else (of_resident, P(), split)
         self._function: IpuFunction[..., Any] = ipu.jit(
             function,
             device=self._device,
-            # Donated arguments stay on the device. Old weights and states are freed for the new ones; inference returns
-            # its weights as they are.
+            # Donated arguments stay on the device. Old weights, states and buffers are freed for the new ones;
+            # inference returns its weights as they are.
             donate_argnums=(0, 1, 2) if is_training else donated,
             offload_argnums=offload,
             options=options,
@@ -166,8 +165,9 @@ class Runner:
 
         def infer(weights: Any, buffers: Any, frozen: Any, rows: Any) -> Any:
             of_replica = local(weights, self.plan.grouped)
-            anchors = step.step(of_replica, buffers, frozen, self._rows_of_replica(rows))
-            return weights if self._is_resident else {}, self._by_replica(anchors)
+            results = step.step(of_replica, buffers, frozen, self._rows_of_replica(rows))
+            after = self._equal_on_replicas(results["buffers"])
+            return weights if self._is_resident else {}, after, self._by_replica(results["anchors"])
 
         return infer
 
@@ -251,25 +251,27 @@ class Runner:
             self.unreported_calls += 1
         return weights, states, buffers, self._anchors_by_name(anchors)
 
-    def infer(self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows) -> tuple[Arrays, dict[str, Array]]:
+    def infer(
+        self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows
+    ) -> tuple[Arrays, Arrays, dict[str, Array]]:
         """Run a step of inference.
 
         Args:
-            weights: parameters; donated.
+            weights: parameters; donated, as the next.
             buffers: parameters that operators update.
             frozen: other parameters.
             rows: inputs.
 
         Returns:
-            Parameters, as they were, and anchors by name.
+            Parameters, as they were, buffers, and anchors by name.
         """
         anchors: list[Any] = []
         for call in self._calls(rows):
-            resident, anchors_of_call = self._function(weights, buffers, frozen, call)
+            resident, buffers, anchors_of_call = self._function(weights, buffers, frozen, call)
             weights = resident if self._is_resident else weights
             anchors.append(anchors_of_call)
             self.unreported_calls += 1
-        return weights, self._anchors_by_name(anchors)
+        return weights, buffers, self._anchors_by_name(anchors)
 
     def _calls(self, rows: Rows) -> Any:
         """Yield the rows of each call, as a replica sees them: the axis of replicas first, where there is one."""

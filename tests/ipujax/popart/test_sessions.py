@@ -451,3 +451,28 @@ def test_weights_of_host_and_device_are_in_sync_until_one_changes() -> None:
     assert not session.areHostWeightsInSync()
     session.markHostWeightsInSync()
     assert session.areHostWeightsInSync()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_operators_update_parameters_in_inference(replicas: int) -> None:
+    builder = popart.Builder()
+    counter = builder.addInitializedInputTensor(np.zeros(3, np.int32))
+    added = builder.aiOnnx.add([counter, builder.aiOnnx.constant(np.ones(3, np.int32))])
+    updated = builder.aiGraphcore.copyvarupdate([counter, added])
+    flow = popart.DataFlow(2, {updated: popart.AnchorReturnType("ALL")})
+    options = popart.SessionOptions()
+    options.enableReplicatedGraphs = replicas > 1
+    options.replicatedGraphCount = replicas
+    session = popart.InferenceSession(
+        builder.getModelProto(), flow, model_device(numIPUs=replicas), userOptions=options
+    )
+    session.prepareDevice()
+    results = session.initAnchorArrays()
+    for _ in range(2):
+        session.run(popart.PyStepIO({}, results))
+    assert not session.areHostWeightsInSync()
+    session.weightsToHost()
+    counts = np.empty(3, np.int32)
+    session.readWeights(popart.PyWeightsIO({counter: counts}))
+    np.testing.assert_array_equal(counts, [4, 4, 4])
+    np.testing.assert_array_equal(results[updated].reshape(2, replicas, 3)[:, 0, 0], [3, 4])
