@@ -288,7 +288,12 @@ class Execution:
 
 def execution_key(model: Any, device: ipu.IPUModel, options: ipu.Options) -> tuple[Any, ...]:
     """Return the settings, device and options of an execution, equal for those that can be used for one another."""
-    return settings_of(model), device, *(getattr(options, field.name) for field in fields(options))
+    return (
+        settings_of(model),
+        model.steps_per_execution,
+        device,
+        *(getattr(options, field.name) for field in fields(options)),
+    )
 
 
 def _loop(step: Step, kind: str, outfeed: str, names: StateNames) -> Callable[[Any, Any], tuple[Any, Any]]:

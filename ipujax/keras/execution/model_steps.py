@@ -249,7 +249,8 @@ def _update_metrics(
     with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))) as scope:
         # As Keras' `train_step`: the loss of an epoch is the mean over examples, not over batches.
         tracker = next(metric for metric in model.metrics if metric.name == "loss")
-        tracker.update_state(loss, sample_weight=jax.tree.leaves(x)[0].shape[0])
+        examples = next(each for each in keras.tree.flatten(x) if each is not None).shape[0]  # sparse arrays are whole
+        tracker.update_state(loss, sample_weight=examples)
         model.compute_metrics(x, y, y_pred, sample_weight)
     updated = [scope.get_current_value(variable) for variable in variables]  # None for one that was not assigned
     return [old if new is None else new for old, new in zip(metrics, updated, strict=True)]

@@ -340,3 +340,12 @@ def test_a_generator_may_fill_one_array_again() -> None:
 
     assert_alike(both(lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, "softmax")]), use,
                       optimizer="sgd", steps_per_execution=3))  # fmt: skip
+
+
+def test_steps_per_execution_may_be_set_between_fits() -> None:
+    def use(model: Any) -> Any:
+        first = fitted(model)
+        model.steps_per_execution = 3
+        return first, fitted(model)
+
+    assert_alike(both(cnn, use, steps_per_execution=2))
