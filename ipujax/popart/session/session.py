@@ -44,17 +44,22 @@ from ipujax.popart.tensor_info import TensorInfo
 _LOG = logger("session")
 
 
+_LOW = 0xFFFFFFFF  # bits of a seed of 64 that one of JAX takes
+
+
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """State of a session's random numbers: the seed, and the steps that have run since."""
+    """State of a session's random numbers: the seed, of 64 bits, and the steps that have run since."""
 
     seed: int = 0
     runs: int = 0
 
     def key(self) -> jax.Array:
         """Return the key of the next step."""
+        key = jax.random.key(self.seed & _LOW)
+        key = jax.random.fold_in(key, self.seed >> 32) if self.seed > _LOW else key
         # Folding in the number of the run gives each step other numbers, and `setRNGState` any of them again.
-        return jax.random.fold_in(jax.random.key(self.seed), self.runs)
+        return jax.random.fold_in(key, self.runs)
 
 
 class Session(NotCopied, Reports):
@@ -464,7 +469,7 @@ class Session(NotCopied, Reports):
             # The sentence is PopART's: programs compare it.
             sentence = "Devicex::prepare() must be called before Devicex::setRandomSeedFromHost(uint64_t) is called."
             raise popart_runtime_error(sentence, hint="session.prepareDevice() first")
-        self._random = RandomState(int(seedValue) & 0xFFFFFFFF)
+        self._random = RandomState(int(seedValue) & (_LOW << 32 | _LOW))
 
     def getRandomSeed(self) -> int:
         """Return the seed."""

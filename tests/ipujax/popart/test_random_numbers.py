@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from ipujax import popart
+from ipujax.popart.session.session import RandomState
 
 
 def model_device() -> popart.DeviceInfo:
@@ -77,3 +79,8 @@ def test_random_operators_of_a_branch_follow_the_session() -> None:
     session.run(popart.PyStepIO({condition: np.array([True, True])}, results))
     first, second = results[chosen]
     assert set(np.unique(first)) == {0.0, 2.0} and not np.array_equal(first, second)
+
+
+def test_seeds_have_64_bits() -> None:
+    keys = [jax.random.key_data(RandomState(seed).key()) for seed in (5, 5 + 2**32, 5 + 2**63)]
+    assert len({tuple(np.asarray(key)) for key in keys}) == 3
