@@ -253,7 +253,7 @@ class LayerNames:
             if self._scopes[n] == location.scopes and self._equations[n].frames.places[:count] == location.places:
                 layers_inside[order] = path.text(count), self.layers[n]
         if not layers_inside:
-            self._add_groups_before(location)
+            self._add_last_before(location)
         inner: dict[str, set[str]] = defaultdict(set)
         for outer, layer in layers_inside.values():
             inner[outer].add(layer)
@@ -262,7 +262,7 @@ class LayerNames:
             name = layer if len(inner[outer]) == 1 else outer
             self._add_forward(location, name, self._forward_equations[order].number, order)
 
-    def _add_groups_before(self, location: _Location) -> None:
+    def _add_last_before(self, location: _Location) -> None:
         """Add to a location the last forward equation before its place, in each run of its function.
 
         A `custom_vjp` that computes nothing in the forward pass has such a location, without any equation: its gradient
@@ -272,16 +272,16 @@ class LayerNames:
             location: frames and scopes of equations.
         """
         *outside, (code, offset) = location.places or ((None, 0),)  # no equation matches one without frames
-        last = dict[str, int]()  # by layer of a run of the function `code` its last equation before `offset`
-        for order, (n, _, path) in enumerate(self._forward_equations):
-            places = self._equations[n].frames.places
-            count = len(outside)
-            if self._scopes[n] != location.scopes or len(places) <= count or list(places[:count]) != outside:
-                continue
-            if places[count][0] is code and places[count][1] < offset:
-                last[path.text(count + 1)] = order
-        for name, order in last.items():
-            self._add_forward(location, name, self._forward_equations[order].number, order)
+        depth = len(outside)  # calls around the function `code`
+        # Last forward equation before `offset`, by its order, for each run of that function: each has a layer.
+        last_of_layer = dict[str, int]()
+        for order, forward in enumerate(self._forward_equations):
+            places = self._equations[forward.number].frames.places
+            is_around = self._scopes[forward.number] == location.scopes and list(places[:depth]) == outside
+            if is_around and len(places) > depth and places[depth][0] is code and places[depth][1] < offset:
+                last_of_layer[forward.path.text(depth + 1)] = order
+        for layer, order in last_of_layer.items():
+            self._add_forward(location, layer, self._forward_equations[order].number, order)
 
     # --- recomputed and backward equations ---
 

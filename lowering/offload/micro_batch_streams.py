@@ -285,20 +285,26 @@ def _with_nested_row_loads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[J
 
 
 def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A loop whose body looks rows of constants up on the host.
+    """A loop whose body reads rows of batches, which are constants of the loop, on the host.
 
-    If it also reads such a batch otherwise, as another pass may make it, the batches are loaded entirely before it.
+    If it also reads a batch entirely, or as a carry, as another pass may make it, all are loaded before the loop.
+
+    Args:
+        loop: a `scan`.
+        batches: number of rows of each value on the host.
     """
     scan = scan_body(loop.params)
     body = scan.jaxpr
-    # Batches that the loop does not read as its stacks.
+    # Batches among constants and carries: of stacks the loop itself reads the rows.
     batches_read = [x for x in loop.invars[: scan.operands.stacks.start] if isinstance(x, Var) and x in batches]
     if not batches_read:
         return [loop]
     pairs = zip(body.jaxpr.invars[scan.inputs.constants], loop.invars[scan.operands.constants], strict=True)
-    tables = {var for var, x in pairs if x in batches_read}
+    tables = {var for var, x in pairs if x in batches_read}  # inputs of the body
     eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
-    if any(not tables.isdisjoint(variables_read(eqn)) for eqn in eqns if eqn.primitive is not remote_rows_p):
+    others = [var for eqn in eqns if eqn.primitive is not remote_rows_p for var in variables_read(eqn)]
+    read_entirely = tables.intersection([*others, *(x for x in body.jaxpr.outvars if isinstance(x, Var))])
+    if read_entirely or not batches.keys().isdisjoint(loop.invars[scan.operands.carries]):
         return _with_loads(loop, batches_read)
     return [loop.replace(params={**loop.params, "jaxpr": ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)})]
 

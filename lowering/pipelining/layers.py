@@ -58,7 +58,9 @@ def finest_bounds(length: int) -> Bounds:
 
 
 def into_shards(jaxpr: ClosedJaxpr, spec: PipelineSpec, loops: Mapping[int, Bounds]) -> CutJaxpr:
-    """The micro-batch with loops over layers, and values with the same rows, in shards.
+    """The micro-batch with loops over layers cut to shorter loops, and the stacks that they read cut along their rows.
+
+    Each stage of the pipeline then gets loops over its own layers, and their rows of parameters and gradients.
 
     Args:
         jaxpr: the micro-batch.
@@ -68,10 +70,11 @@ def into_shards(jaxpr: ClosedJaxpr, spec: PipelineSpec, loops: Mapping[int, Boun
     if not loops:
         return uncut(jaxpr)
     body = jaxpr.jaxpr
-    # The stacks of a loop are cut where the loop is, and from them on all values with the same rows.
+    # The stacks of a loop are cut where the loop is, and so are the values computed row by row from them.
     seeds = {var: bounds for n, bounds in loops.items() for var in _stacks_of(body.eqns[n])}
     bounds = spread(body, seeds)
-    return cut(jaxpr, bounds, _unsplit_values(body, spec, bounds))
+    whole_outside = _unsplit_values(body, spec, bounds)  # a user passes and gets batches and stacked results uncut
+    return cut(jaxpr, bounds, whole_outside)
 
 
 def share_bounds(jaxpr: Jaxpr, loops: Mapping[int, Bounds]) -> dict[int, Bounds]:

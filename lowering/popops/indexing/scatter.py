@@ -358,13 +358,13 @@ class _ScatterForm:
     def _add_result(self, builder: Builder, placement: Blocked) -> Tensor:
         """Adds the scatter vertices by a placement; returns the updated table.
 
-        Vertices that began from neutral elements have combined the updates alone: their result is then combined with
-        the table, elementwise. An unmapped table gets the mapping of that result.
+        Where the vertices began from neutral elements, they have combined the updates alone: their result is then
+        combined with the table, elementwise. An unmapped table gets the mapping of that result.
         """
         graph = builder.graph
         source = self._table_source(graph)
         combined = self._add_vertices(builder, placement)
-        if source == "neutral":
+        if source == "neutral":  # nothing is left of the table: vertices held its elements, or it is all neutral
             return combined
         assert self.monoid is not None
         mapping = graph.mappings[combined.variables()[0]]

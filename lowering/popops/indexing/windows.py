@@ -346,11 +346,12 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
         has_start: whether the initial value of the gradient is an operand; else 0.
     """
 
+    # The work is that of the windows: it is counted by the block of the source, which has an element for each.
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return pooling_cycles(dtype, windows.sizes, shapes[0], prod(windows.sizes), GRADIENT_CYCLES, target)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return rows_of_vectors(dtype, windows.sizes, shapes[0], target)
+        return rows_of_vectors(dtype, windows.sizes, shapes[0], target)  # shared by the workers
 
     fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if has_start else []))]
     fields.append(Field("out", "out", dtype))
@@ -362,8 +363,8 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
         cycles,
         state_bytes=48,
         code_bytes=900,
-        takes=("pads", "shapes"),
-        compares="equality",  # of the elements of a window with its largest one
+        takes=("pads", "shapes"),  # what a block lacks at the edges of `x`, and the shape of the result's block
+        compares="equality",  # of the elements of a window with the one that is selected
         parts=parts,
     )
 

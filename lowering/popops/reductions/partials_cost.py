@@ -234,7 +234,7 @@ def _cost_of_parts(
 
     Args:
         longest: lengths of the largest block of results, int64[dimensions, candidates].
-        count: number of parts along each dimension, int64[dimensions, options, candidates].
+        count: numbers of parts, if a block is cut along that dimension alone, int64[dimensions, options, candidates].
         depth: partial results that are combined into one, each on a tile of its own, int64[candidates].
         is_last: whether the stage makes the final results, bool[candidates].
         shape: shape of all results.
@@ -248,21 +248,21 @@ def _cost_of_parts(
     width = element_bytes(dtype)
     size = np.prod(longest, axis=0)
     extent = longest[:, None]
-    # Of a row-major block: elements outside of the cut dimension, and inside of it for each of its indices.
+    # Of a row-major block: indices of the dimensions outside of the cut one, and elements that share an index of it.
     outer = np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
-    inner = size // extent
+    index_elements = size // extent
     regions = np.where(count > 1, outer, 1)  # contiguous regions of a part
-    elements = ceil_div(extent, count) * inner  # of the longest part
+    elements = ceil_div(extent, count) * index_elements  # of the longest part
     compute = reduce_cycles(monoid, dtype, elements, depth, target)
     # A tile sends its partial results but for the part that it combines: with fewer parts than tiles some tile combines
     # none. It receives its part from each other tile, in contiguous pieces that no other tile receives.
-    sent = np.where(count < depth, size, size - extent // count * inner) * width
+    sent = np.where(count < depth, size, size - extent // count * index_elements) * width
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, shared_bytes=0, receives=pieces, target=target)
     # In the superstep it copies its own part between those that arrive. Results of the last stage are then copied into
-    # rows of the whole result.
-    results = slow_copy_cycles(row_of(shape), width, own=elements, received=0)
-    putting_cycles = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=results)
+    # rows of the whole result, which takes the slow path where rows are no whole vectors.
+    slow_cycles = slow_copy_cycles(row_of(shape), width, own=elements, received=0)
+    putting_cycles = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=slow_cycles)
     cycles = superstep(
         target,
         receiving_cycles=receiving,

@@ -236,7 +236,7 @@ def scatter_rule(
     update_jaxpr: Any,
     update_consts: Sequence[Any],
 ) -> Tensor | Sequence[Tensor]:
-    """Table combined with updates at indices, by a user's function too; operands and parameters are JAX's of a scatter.
+    """Table combined with updates at indices, by addition or another function; operands and parameters are JAX's.
 
     Keys are scattered as words; updates at one constant position are combined with a slice of the table; all others are
     scattered by a plan of `popops`, in place where nothing reads the table later.
@@ -271,7 +271,7 @@ def scatter_rule(
     )
     position = constant_position(indices)
     extents = spec.update_sizes()
-    # `scatter_to` itself makes a scatter to one row of updates that combine in order.
+    # Updates of one row that have to be combined in their order: of those `scatter_to` makes this very scatter again.
     is_row = bool(spec.indexed) and all(extents[d] == 1 for d in spec.indexed)
     if position is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, position=position, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
