@@ -28,7 +28,7 @@ from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.tensor.mapping import on_one_tile
-from tests.lowering.replicas.replica_helpers import SAME, SPLIT, assert_ways, device, lowered
+from tests.lowering.replicas.replica_helpers import SAME, SPLIT, assert_ways, device, lowered, ways
 
 HALVES = [[0, 1], [2, 3]]
 CROSSED = [[2, 0], [1, 3]]
@@ -128,6 +128,13 @@ def test_sizes_without_a_common_divisor(replicas: int, size: int, dtype: Any):
     x = (values(replicas * size) % 5).astype(dtype)
     expected = sum(split_replicas(x, replicas)).astype(dtype)
     assert_ways(expected, lambda part: lax.psum(part, "replica"), replicas, SPLIT, SAME, x)
+
+
+def test_sums_of_halves_are_rounded_once():
+    x = np.array([256.0, *[1.0] * 7]).astype(jnp.bfloat16)  # 256 + 1 is 256 in bfloat16
+    for fun in (lambda x: lax.psum(x, "replica"), lambda x: lax.psum_scatter(jnp.repeat(x, 8), "replica")[None]):
+        results = ways(fun, 8, SPLIT, SPLIT, x)
+        assert all((results[way][0] == 264).all() for way in ("plain", "engine"))
 
 
 def test_permutes_indices_and_vmapped_sums():
