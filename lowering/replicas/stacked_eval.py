@@ -110,9 +110,7 @@ class Replicas:
     def of_active(self, new: Values, old: Values) -> Values:
         """New values of the active replicas, and old ones of the others."""
         assert self.active is not None, "replicas of a decision"
-        return [
-            jnp.where(self.active.reshape(-1, *(1 for _ in x.shape[1:])), x, y) for x, y in zip(new, old, strict=True)
-        ]
+        return _selected(self.active, new, old)
 
     def rows_of_active(self, values: Values) -> Values:
         """Values in which the replicas that are not active have those of one that is."""
@@ -230,6 +228,8 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     """Evaluates a `while` on all local replicas: one loop while any is in it; those that have left keep their values.
 
     Operands and results are [local replicas, …]. Replicas of other processes run along: collectives inside must meet.
+    A loop over a batch, of `jax.vmap`, has a predicate for each element of it: a replica is in the loop while any is
+    true, and the others' elements keep their values.
     """
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
@@ -237,16 +237,29 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     def state_of(carry: Values) -> tuple[jax.Array, jax.Array, Values]:
         """Replicas that are to run another iteration, whether any active one is, and the carry."""
         (predicates,) = stacked_eval(condition.jaxpr, [*operands[condition.operands.constants], *carry], replicas)
-        return predicates, replicas.only(predicates).any_active(), carry
+        return predicates, replicas.only(_any_of_batch(predicates)).any_active(), carry
 
     def run(state: tuple[jax.Array, jax.Array, Values]) -> tuple[jax.Array, jax.Array, Values]:
         predicates, _, carry = state
-        running = replicas.only(predicates)
+        running = replicas.only(_any_of_batch(predicates))
         results = stacked_eval(body.jaxpr, [*operands[body.operands.constants], *carry], running)
-        return state_of(running.of_active(results, carry))
+        return state_of(running.of_active(_selected(predicates, results, carry), carry))
 
     *_, results = lax.while_loop(lambda state: state[1], run, state_of(operands[body.operands.carries]))
     return results
+
+
+def _any_of_batch(predicates: jax.Array) -> jax.Array:
+    """Whether any predicate of a replica is true, bool[replicas]."""
+    return predicates.reshape(len(predicates), -1).any(1)
+
+
+def _selected(flags: jax.Array, new: Values, old: Values) -> Values:
+    """New values where flags, along their first dimensions, are true, and old ones elsewhere."""
+    return [
+        jnp.where(flags.reshape(*flags.shape, *(1 for _ in x.shape[flags.ndim :])), x, y)
+        for x, y in zip(new, old, strict=True)
+    ]
 
 
 def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:

@@ -180,6 +180,26 @@ def test_inside_loops_and_branches():
     assert_ways(expected, fun, 4, SPLIT, (SAME, SPLIT, SPLIT, SAME), x, rtol=1e-6)
 
 
+def test_inside_loops_over_a_batch():
+    trips = np.array([0, 3, 1])
+
+    def fun(rows: Any) -> Any:
+        def row(count: Any, x: Any) -> Any:
+            def step(state: Any) -> Any:
+                return state[0] + 1, state[1] + lax.psum(state[1], "replica")
+
+            return lax.while_loop(lambda state: state[0] < count, step, (0, x))[1]
+
+        return jax.vmap(row)(trips, rows)
+
+    x = values(4 * 3, 2)
+    parts = split_replicas(x, 4)
+    for trip in range(3):
+        total = sum(parts)
+        parts = [np.where((trips > trip)[:, None], part + total, part) for part in parts]
+    assert_ways(np.concatenate(parts), fun, 4, SPLIT, SPLIT, x)
+
+
 def test_refuses_a_collective_that_not_all_replicas_reach():
     def branch(p: Any) -> Any:
         return lax.cond(p[0] > 0, lambda: lax.psum(p, "replica"), lambda: p)
