@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.gcl import COLLECTIVES, is_collective
+from ipujax.lowering.gcl import AXIS, COLLECTIVES, is_collective
 from ipujax.lowering.jax_compat import (
     CALLEES,
     ClosedJaxpr,
@@ -39,6 +39,7 @@ from ipujax.lowering.jax_compat import (
     make_holding_primitive,
 )
 from ipujax.lowering.jaxpr import equations_inside, scan_body, while_body, while_condition
+from ipujax.lowering.replicas.custom_rules import CUSTOM_RULES, CustomRule
 from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
 
@@ -86,12 +87,14 @@ class Replicas:
         rounded: maps an equation that holds no others, its operands and its results, of one replica, to the results
             that are used in their place; None for those of the equation.
         active: local replicas that run the equation, bool[local replicas]; None for all.
+        axis: name of the axis of replicas, over which rules of derivatives are traced.
     """
 
     count: int
     instances: Instances = ALONE
     rounded: Rounded | None = None
     active: jax.Array | None = None
+    axis: str = AXIS
 
     @property
     def num_local(self) -> int:
@@ -170,9 +173,22 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
             rows = [alone(*(x[n] for x in operands)) for n in range(replicas.num_local)]
             return [jnp.stack(values) for values in zip(*rows, strict=True)]
         return list(jax.vmap(alone, axis_size=replicas.num_local)(*operands))
+    if name in CUSTOM_RULES and replicas.rounded is None:
+        return _with_custom_rule(eqn, operands, replicas)
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
+
+
+def _with_custom_rule(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """Evaluates an equation whose derivative is the user's own."""
+    # As an operand: a derivative is taken where no other values of the trace are known.
+    active = [] if replicas.active is None else [replicas.active]
+
+    def evaluate(jaxpr: ClosedJaxpr, values: Sequence[jax.Array], active: Sequence[jax.Array]) -> Values:
+        return stacked_eval(jaxpr, values, replace(replicas, active=active[0] if active else None))
+
+    return CustomRule(eqn, evaluate, replicas.axis, replicas.count)(operands, active)
 
 
 def _draws_from_first_key(eqn: JaxprEqn) -> bool:
