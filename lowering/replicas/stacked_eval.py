@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -177,6 +178,8 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
         return _with_custom_rule(eqn, operands, replicas)
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
+    if name == "custom_linear_solve":
+        return _linear_solve(eqn, operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
 
 
@@ -263,6 +266,33 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
     *_, results = lax.while_loop(lambda state: state[1], run, state_of(operands[body.operands.carries]))
     return results
+
+
+def _linear_solve(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """Evaluates a `custom_linear_solve` on all local replicas, whose functions define its derivatives as well."""
+    jaxprs = eqn.params["jaxprs"]
+    ends = list(accumulate(eqn.params["const_lengths"], initial=0))
+    constants = {name: operands[a:b] for name, a, b in zip(jaxprs._fields, ends, ends[1:], strict=False)}
+    right_sides = operands[ends[-1] :]
+
+    def function(name: str, values: Values) -> Values:
+        return stacked_eval(getattr(jaxprs, name), [*constants[name], *values], replicas)
+
+    def solve(name: str, values: Values) -> Any:
+        results = function(name, values)
+        solution, further = results[: len(values)], results[len(values) :]
+        return (solution, further) if further else solution
+
+    transposed = None if jaxprs.transpose_solve is None else (lambda _, values: solve("transpose_solve", values))
+    solved = lax.custom_linear_solve(
+        partial(function, "matvec"),
+        right_sides,
+        lambda _, values: solve("solve", values),
+        transposed,
+        symmetric=jaxprs.vecmat is jaxprs.matvec,
+        has_aux=len(jaxprs.solve.out_avals) > len(right_sides),
+    )
+    return list(jax.tree.leaves(solved))
 
 
 def _any_of_batch(predicates: jax.Array) -> jax.Array:

@@ -67,3 +67,19 @@ def test_tangents_follow_rules_with_collectives() -> None:
     results, changes = jax.jvp(run, (X,), (X,))
     np.testing.assert_array_equal(results, [4, 6, 4, 6])
     np.testing.assert_array_equal(changes, [3, 4, 3, 4])
+
+
+def test_linear_solves_with_collectives_have_the_tangents_of_their_equation() -> None:
+    def step(x: Any) -> Any:
+        def solve(_: Any, right_side: Any) -> Any:
+            return right_side / lax.psum(x * x, "replica")
+
+        return lax.custom_linear_solve(lambda v: lax.psum(x * x * v, "replica"), lax.psum(x, "replica"), solve)
+
+    def expected(x: Any) -> Any:
+        rows = x.reshape(2, 2)
+        return jnp.tile(rows.sum(0) / (rows**2).sum(0), 2)
+
+    run = ipu.jit(step, device=ipu.CPU(), replicas=2, in_specs=SPLIT, out_specs=SPLIT)
+    tangents = (jax.jvp(fun, (X,), (X[::-1],)) for fun in (run, expected))
+    np.testing.assert_allclose(*tangents, rtol=1e-5)
