@@ -74,9 +74,10 @@ def permute(x: jax.Array, pairs: Pairs) -> jax.Array:
 
 
 def reduced(x: jax.Array, monoid: str, dims: tuple[int, ...]) -> jax.Array:
-    """Reduces an array over some dimensions in its dtype."""
-    # `jnp.sum` widens small integers unless told the dtype; collectives keep theirs.
-    dtype_argument = {"dtype": x.dtype} if monoid == "add" else {}
+    """Reduces an array over some dimensions; the result has its dtype, sums of halves are rounded once as XLA's are."""
+    # `jnp.sum` widens small integers unless told the dtype, and adds halves in 32 bits unless told.
+    is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+    dtype_argument = {"dtype": x.dtype} if monoid == "add" and not is_float else {}
     return _REDUCTIONS[monoid](x, axis=dims, **dtype_argument) if dims else x
 
 

@@ -337,11 +337,18 @@ def values_that_may_stay_unreduced(jaxpr: Jaxpr, results: Iterable[Var]) -> froz
 
 
 def _is_scaling(eqn: JaxprEqn) -> bool:
-    """True for a product with a literal, or a quotient by one, which of integers is rounded."""
+    """True for a product with a literal, or a quotient by one, of partial sums that adds up to that of the sum."""
     if eqn.primitive.name not in ("mul", "div") or isinstance(eqn.invars[1], Var):
         return False
     aval: Any = eqn.outvars[0].aval
-    return eqn.primitive.name == "mul" or bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+    if not jnp.issubdtype(aval.dtype, jnp.inexact):
+        return eqn.primitive.name == "mul"  # a quotient of integers is rounded
+    # Terms of a sum may be larger than the sum: scaled, those of float16 overflow, and vanish, where the sum does not.
+    has_wide_range = jnp.finfo(aval.dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
+    number = eqn.invars[1].val
+    # Infinite terms of both signs add up to no number.
+    is_finite = bool(np.isfinite(number)) and not (eqn.primitive.name == "div" and number == 0)
+    return has_wide_range and is_finite
 
 
 def unreduced_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> frozenset[Var]:

@@ -38,10 +38,17 @@ def _is_linear_cast(before: Any, after: Any) -> bool:
     """True if casts of partial sums add up to that of the sum."""
     # Sums of integers wrap in the narrower dtype, those of more bits do not.
     if all(jnp.issubdtype(aval.dtype, jnp.integer) for aval in (before, after)):
-        return bool(after.dtype.itemsize <= before.dtype.itemsize)
+        return bool(jnp.iinfo(after.dtype).bits <= jnp.iinfo(before.dtype).bits)
     is_inexact = all(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in (before, after))
+    drops_imaginary = jnp.iscomplexobj(before) and not jnp.iscomplexobj(after)
     # Floats of fewer bits round, or overflow, where the terms of a sum are larger than the sum.
-    return is_inexact and bool(jnp.promote_types(before.dtype, after.dtype) == after.dtype)
+    return is_inexact and not drops_imaginary and _has_all_numbers(jnp.finfo(after.dtype), jnp.finfo(before.dtype))
+
+
+def _has_all_numbers(wide: Any, narrow: Any) -> bool:
+    """True if a format of floats, by its `finfo`, has the numbers of another."""
+    has_range = wide.maxexp >= narrow.maxexp and wide.minexp <= narrow.minexp
+    return bool(has_range and wide.nmant >= narrow.nmant)
 
 
 _RECORDS_OF_EQUATIONS: dict[str, Callable[[JaxprEqn], PrimitiveRecord]] = {

@@ -188,14 +188,14 @@ def evaluate(
         replicas: number of replicas of all instances.
         in_dims: split of each operand; None for one that all replicas have.
         out_dims: split of each result; None for one that is equal on all.
-        is_checked: as the next two, a parameter of the primitive that changes no result.
-        axis_name: see there.
+        is_checked: as `mesh`, a parameter of the primitive that changes no result.
+        axis_name: the axis of replicas in the jaxpr.
         mesh: see there.
         instances: the processes that share the replicas.
     """
     from ipujax.lowering.replicas.stacked_eval import Replicas, stacked_eval  # for functions of replicas alone
 
-    all_replicas = Replicas(replicas, instances)
+    all_replicas = Replicas(replicas, instances, axis=axis_name)
     num_local = all_replicas.num_local
     stacked = [
         jnp.broadcast_to(x, (num_local, *jnp.shape(x))) if dim is None else split(jnp.asarray(x), dim, num_local)

@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.gcl import COLLECTIVES, is_collective
+from ipujax.lowering.gcl import AXIS, COLLECTIVES, is_collective
 from ipujax.lowering.jax_compat import (
     CALLEES,
     ClosedJaxpr,
@@ -39,6 +40,7 @@ from ipujax.lowering.jax_compat import (
     make_holding_primitive,
 )
 from ipujax.lowering.jaxpr import equations_inside, scan_body, while_body, while_condition
+from ipujax.lowering.replicas.custom_rules import CUSTOM_RULES, CustomRule
 from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
 
@@ -86,12 +88,14 @@ class Replicas:
         rounded: maps an equation that holds no others, its operands and its results, of one replica, to the results
             that are used in their place; None for those of the equation.
         active: local replicas that run the equation, bool[local replicas]; None for all.
+        axis: name of the axis of replicas, over which rules of derivatives are traced.
     """
 
     count: int
     instances: Instances = ALONE
     rounded: Rounded | None = None
     active: jax.Array | None = None
+    axis: str = AXIS
 
     @property
     def num_local(self) -> int:
@@ -110,9 +114,7 @@ class Replicas:
     def of_active(self, new: Values, old: Values) -> Values:
         """New values of the active replicas, and old ones of the others."""
         assert self.active is not None, "replicas of a decision"
-        return [
-            jnp.where(self.active.reshape(-1, *(1 for _ in x.shape[1:])), x, y) for x, y in zip(new, old, strict=True)
-        ]
+        return _selected(self.active, new, old)
 
     def rows_of_active(self, values: Values) -> Values:
         """Values in which the replicas that are not active have those of one that is."""
@@ -172,9 +174,24 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
             rows = [alone(*(x[n] for x in operands)) for n in range(replicas.num_local)]
             return [jnp.stack(values) for values in zip(*rows, strict=True)]
         return list(jax.vmap(alone, axis_size=replicas.num_local)(*operands))
+    if name in CUSTOM_RULES and replicas.rounded is None:
+        return _with_custom_rule(eqn, operands, replicas)
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
+    if name == "custom_linear_solve":
+        return _linear_solve(eqn, operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
+
+
+def _with_custom_rule(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """Evaluates an equation whose derivative is the user's own."""
+    # As an operand: a derivative is taken where no other values of the trace are known.
+    active = [] if replicas.active is None else [replicas.active]
+
+    def evaluate(jaxpr: ClosedJaxpr, values: Sequence[jax.Array], active: Sequence[jax.Array]) -> Values:
+        return stacked_eval(jaxpr, values, replace(replicas, active=active[0] if active else None))
+
+    return CustomRule(eqn, evaluate, replicas.axis, replicas.count)(operands, active)
 
 
 def _draws_from_first_key(eqn: JaxprEqn) -> bool:
@@ -230,6 +247,8 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     """Evaluates a `while` on all local replicas: one loop while any is in it; those that have left keep their values.
 
     Operands and results are [local replicas, …]. Replicas of other processes run along: collectives inside must meet.
+    A loop over a batch, of `jax.vmap`, has a predicate for each element of it: a replica is in the loop while any is
+    true, and the others' elements keep their values.
     """
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
@@ -237,16 +256,56 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     def state_of(carry: Values) -> tuple[jax.Array, jax.Array, Values]:
         """Replicas that are to run another iteration, whether any active one is, and the carry."""
         (predicates,) = stacked_eval(condition.jaxpr, [*operands[condition.operands.constants], *carry], replicas)
-        return predicates, replicas.only(predicates).any_active(), carry
+        return predicates, replicas.only(_any_of_batch(predicates)).any_active(), carry
 
     def run(state: tuple[jax.Array, jax.Array, Values]) -> tuple[jax.Array, jax.Array, Values]:
         predicates, _, carry = state
-        running = replicas.only(predicates)
+        running = replicas.only(_any_of_batch(predicates))
         results = stacked_eval(body.jaxpr, [*operands[body.operands.constants], *carry], running)
-        return state_of(running.of_active(results, carry))
+        return state_of(running.of_active(_selected(predicates, results, carry), carry))
 
     *_, results = lax.while_loop(lambda state: state[1], run, state_of(operands[body.operands.carries]))
     return results
+
+
+def _linear_solve(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """Evaluates a `custom_linear_solve` on all local replicas, whose functions define its derivatives as well."""
+    jaxprs = eqn.params["jaxprs"]
+    ends = list(accumulate(eqn.params["const_lengths"], initial=0))
+    constants = {name: operands[a:b] for name, a, b in zip(jaxprs._fields, ends, ends[1:], strict=False)}
+    right_sides = operands[ends[-1] :]
+
+    def function(name: str, values: Values) -> Values:
+        return stacked_eval(getattr(jaxprs, name), [*constants[name], *values], replicas)
+
+    def solve(name: str, values: Values) -> Any:
+        results = function(name, values)
+        solution, further = results[: len(values)], results[len(values) :]
+        return (solution, further) if further else solution
+
+    transposed = None if jaxprs.transpose_solve is None else (lambda _, values: solve("transpose_solve", values))
+    solved = lax.custom_linear_solve(
+        partial(function, "matvec"),
+        right_sides,
+        lambda _, values: solve("solve", values),
+        transposed,
+        symmetric=jaxprs.vecmat is jaxprs.matvec,
+        has_aux=len(jaxprs.solve.out_avals) > len(right_sides),
+    )
+    return list(jax.tree.leaves(solved))
+
+
+def _any_of_batch(predicates: jax.Array) -> jax.Array:
+    """Whether any predicate of a replica is true, bool[replicas]."""
+    return predicates.reshape(len(predicates), -1).any(1)
+
+
+def _selected(flags: jax.Array, new: Values, old: Values) -> Values:
+    """New values where flags, along their first dimensions, are true, and old ones elsewhere."""
+    return [
+        jnp.where(flags.reshape(*flags.shape, *(1 for _ in x.shape[flags.ndim :])), x, y)
+        for x, y in zip(new, old, strict=True)
+    ]
 
 
 def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:

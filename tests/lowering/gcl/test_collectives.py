@@ -28,7 +28,7 @@ from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.tensor.mapping import on_one_tile
-from tests.lowering.replicas.replica_helpers import SAME, SPLIT, assert_ways, device, lowered
+from tests.lowering.replicas.replica_helpers import SAME, SPLIT, assert_ways, device, lowered, ways
 
 HALVES = [[0, 1], [2, 3]]
 CROSSED = [[2, 0], [1, 3]]
@@ -130,6 +130,13 @@ def test_sizes_without_a_common_divisor(replicas: int, size: int, dtype: Any):
     assert_ways(expected, lambda part: lax.psum(part, "replica"), replicas, SPLIT, SAME, x)
 
 
+def test_sums_of_halves_are_rounded_once():
+    x = np.array([256.0, *[1.0] * 7]).astype(jnp.bfloat16)  # 256 + 1 is 256 in bfloat16
+    for fun in (lambda x: lax.psum(x, "replica"), lambda x: lax.psum_scatter(jnp.repeat(x, 8), "replica")[None]):
+        results = ways(fun, 8, SPLIT, SPLIT, x)
+        assert all((results[way][0] == 264).all() for way in ("plain", "engine"))
+
+
 def test_permutes_indices_and_vmapped_sums():
     x = values(4 * 2, 3)
     parts = split_replicas(x, 4)
@@ -171,6 +178,26 @@ def test_inside_loops_and_branches():
         mean = [middle + p for p in parts]
     expected = totals.sum(), np.concatenate([totals * p for p in parts]), np.concatenate(mean), totals
     assert_ways(expected, fun, 4, SPLIT, (SAME, SPLIT, SPLIT, SAME), x, rtol=1e-6)
+
+
+def test_inside_loops_over_a_batch():
+    trips = np.array([0, 3, 1])
+
+    def fun(rows: Any) -> Any:
+        def row(count: Any, x: Any) -> Any:
+            def step(state: Any) -> Any:
+                return state[0] + 1, state[1] + lax.psum(state[1], "replica")
+
+            return lax.while_loop(lambda state: state[0] < count, step, (0, x))[1]
+
+        return jax.vmap(row)(trips, rows)
+
+    x = values(4 * 3, 2)
+    parts = split_replicas(x, 4)
+    for trip in range(3):
+        total = sum(parts)
+        parts = [np.where((trips > trip)[:, None], part + total, part) for part in parts]
+    assert_ways(np.concatenate(parts), fun, 4, SPLIT, SPLIT, x)
 
 
 def test_refuses_a_collective_that_not_all_replicas_reach():

@@ -117,6 +117,12 @@ def test_sums_are_scattered_where_the_result_is_split() -> None:
         (lambda x: lax.div(x.sum(0), 3), jnp.int32, False),
         (lambda x: lax.mul(x.sum(0), 3), jnp.int32, True),
         (lambda x: lax.div(x.sum(0), jnp.float32(3)), jnp.float32, True),
+        (lambda x: lax.div(x.sum(0), jnp.float32(0)), jnp.float32, False),
+        (lambda x: lax.mul(x.sum(0), np.inf), jnp.float32, False),
+        (lambda x: lax.mul(lax.reduce_sum(x, (0,)), x.dtype.type(3)), jnp.float16, False),
+        (lambda x: lax.mul(lax.reduce_sum(x, (0,)), x.dtype.type(3)), jnp.bfloat16, True),
+        (lambda x: x.sum(0).astype(jnp.float8_e5m2), jnp.float32, False),
+        (lambda x: lax.convert_element_type(lax.reduce_sum(x, (0,)), jnp.int8), jnp.int4, False),
     ],
 )
 def test_partial_sums_pass_through_linear_equations_alone(fun: Any, dtype: Any, may_stay: bool) -> None:
