@@ -300,6 +300,23 @@ def test_one_hot_with_more_columns_than_the_type_of_indices_has_numbers():
     np.testing.assert_array_equal(both(graph, prog, {"e": encoded})["e"], np.eye(300)[[1, 200, 255]])
 
 
+def test_values_of_paddings_and_encodings_fit_their_type():
+    graph = new_graph()
+    prog = Sequence()
+    row = variable(graph, [3], poplar.INT)
+    encoded = variable(graph, [3, 4], poplar.INT)
+    halves = variable(graph, [3], poplar.HALF)
+    cases = [
+        (lambda: popops.pad(graph, row, [1], [1], 0.5), r"the value(.|\n)*0\.5"),
+        (lambda: popops.pad(graph, halves, [1], [1], 1e6), r"the value(.|\n)*1000000"),
+        (lambda: popops.encode_one_hot(graph, row, encoded, prog, on=0.5), r"a value(.|\n)*0\.5"),
+        (lambda: popops.encode_one_hot(graph, row, encoded, prog, off=constant(graph, [0.5])), "float32"),
+    ]
+    for call, message in cases:
+        with pytest.raises(GraphError, match=message):
+            call()
+
+
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
 def test_pad_is_a_view(mode):
     graph = new_graph()
