@@ -117,10 +117,9 @@ def uniform(
     dtype = np.dtype(dtype)
     if not low <= high:
         raise GraphError(f"{name}: bounds", expected="low at most high", got=f"{low}, {high}")
-    if dtype.kind in "iu":
-        cast_values(np.array([low, high]), dtype, f"{name}: bounds")
-    else:
+    if dtype.kind not in "iu":
         _check_floats(name, dtype)
+    cast_values(np.array([low, high]), dtype, f"{name}: bounds")
 
     def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         if dtype.kind in "iu":

@@ -95,6 +95,7 @@ def test_wrong_operands():
     cases = [
         (lambda: poprand.uniform(graph, seed, -1, x, poplar.FLOAT, 0, 1, prog), "seed_modifier"),
         (lambda: poprand.uniform(graph, seed, 0, x, poplar.FLOAT, 1, 0, prog), "low at most high"),
+        (lambda: poprand.uniform(graph, seed, 0, x, poplar.HALF, 0, 1e6, prog), "bounds"),
         (lambda: poprand.bernoulli(graph, seed, 0, x, poplar.INT, 1.5, prog), r"0 to 1(.|\n)*1.5"),
         (lambda: poprand.dropout(graph, seed, 0, x, -0.5, 1, prog), "must have a probability"),
         (lambda: poprand.shaped_dropout(graph, seed, 0, x, [2, 4], 0.5, 1, prog), "must broadcast"),
