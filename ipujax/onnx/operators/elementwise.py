@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from jax import lax
 
-from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating
+from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError, WideValueError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.sequences import as_texts
@@ -103,7 +103,9 @@ def variadic(function: Callable[[Any, Any], Any]) -> Callable[..., Array]:
 
 
 def mean(*inputs: Value) -> Array:
-    return variadic(jnp.add)(*inputs) / len(inputs)
+    first, *others = map(jnp.asarray, inputs)
+    # The sum of half precision may leave its range.
+    return (variadic(jnp.add)(first.astype(working_dtype(first.dtype)), *others) / len(inputs)).astype(first.dtype)
 
 
 @register("", "Equal")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.element_types import index_dtype, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
@@ -130,16 +130,25 @@ def average_pool(
 ) -> Array:
     """Mean of each window, over the elements of the array, or also over the padding."""
     windows = _windows(x, kernel_shape, attributes)
-    sums = _reduce(x, windows, np.zeros((), x.dtype), lax.add)
-    return sums / windows.elements(bool(count_include_pad)).astype(x.dtype)
+    sums = _window_sums(x.astype(working_dtype(x.dtype)), windows)
+    return (sums / windows.elements(bool(count_include_pad)).astype(sums.dtype)).astype(x.dtype)
+
+
+def _window_sums(x: Array, windows: Windows) -> Array:
+    return _reduce(x, windows, np.zeros((), x.dtype), lax.add)
 
 
 @operator("LpPool")
 def lp_pool(x: Array, *, kernel_shape: Sequence[int], p: int = 2, **attributes: Unpack[PoolWindows]) -> Array:
     """p-norm of each window."""
     windows = _windows(x, kernel_shape, attributes)
-    sums = _reduce(jnp.abs(x) ** p, windows, np.zeros((), x.dtype), lax.add)
-    return sums ** (1 / p)
+    sums = _window_sums(_powers(x, p), windows)
+    return (sums ** (1 / p)).astype(x.dtype)
+
+
+def _powers(x: Value, p: int) -> Array:
+    """Return powers of absolute values; those of half precision, whose range they may leave, in single precision."""
+    return jnp.abs(x).astype(working_dtype(x.dtype)) ** p
 
 
 @operator("GlobalAveragePool")
@@ -154,7 +163,7 @@ def global_max_pool(x: Value) -> Array:
 
 @operator("GlobalLpPool")
 def global_lp_pool(x: Value, *, p: int = 2) -> Array:
-    return jnp.sum(jnp.abs(x) ** p, axis=_spatial(x), keepdims=True) ** (1 / p)
+    return (jnp.sum(_powers(x, p), axis=_spatial(x), keepdims=True) ** (1 / p)).astype(x.dtype)
 
 
 def _spatial(x: Value) -> tuple[int, ...]:

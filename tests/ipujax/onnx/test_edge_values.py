@@ -103,6 +103,34 @@ def test_indices_and_scales_at_an_edge_are_those_of_onnxruntime(name: str) -> No
         np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
 
 
+BIG = np.full((1, 2, 3, 3), 40000, np.float16)
+SIGNED = BIG * np.float16([-1, 1, 1]) * np.float16([[1], [-1], [1]])
+HALVES: dict[str, tuple[Any, Mapping[str, Any]]] = {
+    "AveragePool": (BIG, {"kernel_shape": [2, 2]}),
+    "GlobalLpPool": (BIG / 8, {}),
+    "LRN": (BIG, {"size": 1}),
+    "LpNormalization": (BIG, {"axis": 1}),
+    "LpPool": (BIG, {"kernel_shape": [1, 1]}),
+    "Mean": (BIG, {}),
+    "MeanVarianceNormalization": (SIGNED, {}),
+    "ReduceL2": (BIG[:, :1, :1, :1], {}),
+    "ReduceLogSum": (BIG, {}),
+}
+
+
+@pytest.mark.parametrize("operator", HALVES)
+def test_halves_do_not_leave_their_range_on_the_way(operator: str) -> None:
+    x, attributes = HALVES[operator]
+    node = helper.make_node(operator, ["x", "x"] if operator == "Mean" else ["x"], ["y"], **attributes)
+    results = []
+    for array in (x, x.astype(FLOAT)):
+        graph = [node], [info("x", array.dtype, array.shape)], [ValueInfoProto(name="y")]
+        model = ipujax.onnx.load(model_of(*graph, opset=22))
+        results.append(np.asarray(model(model.params, array)))
+    assert results[0].dtype == np.float16
+    np.testing.assert_allclose(results[0].astype(FLOAT), results[1], rtol=2e-3)
+
+
 NARROW = {np.int8: [-1, 64], np.uint8: [100, 200], np.float16: [100, 2048], ml_dtypes.bfloat16: [100, 512]}
 
 
