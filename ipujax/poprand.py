@@ -117,10 +117,9 @@ def uniform(
     dtype = np.dtype(dtype)
     if not low <= high:
         raise GraphError(f"{name}: bounds", expected="low at most high", got=f"{low}, {high}")
-    if dtype.kind in "iu":
-        cast_values(np.array([low, high]), dtype, f"{name}: bounds")
-    else:
+    if dtype.kind not in "iu":
         _check_floats(name, dtype)
+    cast_values(np.array([low, high]), dtype, f"{name}: bounds")
 
     def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         if dtype.kind in "iu":
@@ -133,10 +132,12 @@ def uniform(
 def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype: np.dtype) -> jax.Array:
     # Both bounds are included, but JAX excludes the upper, and `high + 1` may overflow the type.
     limits = np.iinfo(dtype)
+    # As arrays: JAX takes Python's integers for INT, which lacks the upper half of UNSIGNED_INT.
     if high < limits.max:
-        return jax.random.randint(key, size, low, high + 1, dtype)
+        return jax.random.randint(key, size, np.array(low, dtype), np.array(high + 1, dtype), dtype)
     if low > limits.min:
-        return jax.random.randint(key, size, low - 1, high, dtype) + np.array(1, dtype)
+        below = np.array(low - 1, dtype)
+        return jax.random.randint(key, size, below, np.array(high, dtype), dtype) + np.array(1, dtype)
     # All values of the type.
     return lax.bitcast_convert_type(jax.random.bits(key, size, f"uint{8 * dtype.itemsize}"), dtype)
 
@@ -239,7 +240,7 @@ def dropout(
         A new tensor.
 
     Raises:
-        GraphError: an invalid seed or probability.
+        GraphError: an invalid seed or probability, or a scale that the type of `x` cannot represent.
 
     Source: poprand::dropout, which also takes a reference for the layout of its draw.
     """
@@ -294,11 +295,12 @@ def _drop(
     name: str,
 ) -> Tensor:
     _check_probability(name, keep_probability)
+    factor = cast_values(scale, x.dtype, f"{name}: the scale")
 
     def sample(key: jax.Array, size: tuple[int, ...], a: jax.Array) -> jax.Array:
         keep = jax.random.bernoulli(key, keep_probability, size)
         # Selected, not multiplied by zero: a dropped infinity becomes zero.
-        return jnp.where(keep, a * jnp.asarray(scale, a.dtype), jnp.zeros((), a.dtype))
+        return jnp.where(keep, a * factor, jnp.zeros((), a.dtype))
 
     return _draw(graph, seed, seed_modifier, shape, x.dtype, sample, prog, name, [x])
 

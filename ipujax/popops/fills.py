@@ -77,22 +77,24 @@ def encode_one_hot(
         name: debug name.
 
     Raises:
-        GraphError: shapes that do not match.
+        GraphError: shapes that do not match, or a value that the type of `encoded` cannot represent.
 
     Source: popops::encodeOneHot.
     """
     if encoded.ndim != 2 or indices.shape != encoded.shape[:1]:
         got = f"{list(indices.shape)} and {list(encoded.shape)}"
         raise GraphError(f"{name}: `encoded` must have a row for each index", expected="[n] and [n, classes]", got=got)
-    values = [on, off]
+    # Checked here, because a cast to integers drops the fraction in silence.
+    values = [v if isinstance(v, Tensor) else cast_values(v, encoded.dtype, f"{name}: a value") for v in (on, off)]
+    for value in values:
+        if isinstance(value, Tensor) and encoded.dtype.kind in "biu" and value.dtype.kind not in "biu":
+            got = dtype_name(value.dtype)
+            raise GraphError(f"{name}: a value of {dtype_name(encoded.dtype)}", expected="an integer", got=got)
 
     def one_hot(i: jax.Array, *scalars: jax.Array) -> jax.Array:
         # `scalars` are the arrays of those values that are tensors, in the order of `values`.
         unused = iter(scalars)
-        hit, miss = (
-            next(unused).reshape(()).astype(encoded.dtype) if isinstance(v, Tensor) else np.asarray(v, encoded.dtype)
-            for v in values
-        )
+        hit, miss = (next(unused).reshape(()).astype(encoded.dtype) if isinstance(v, Tensor) else v for v in values)
         return jnp.where(is_indexed(i, encoded.shape), hit, miss)
 
     add(graph, one_hot, [indices, *(v for v in values if isinstance(v, Tensor))], prog, name, [encoded])
@@ -134,7 +136,8 @@ def pad(
         A view.
 
     Raises:
-        GraphError: not one number a dimension, cropping beyond the size, or too few elements to repeat or mirror.
+        GraphError: not one number a dimension, cropping beyond the size, too few elements to repeat or mirror, or a
+            value that the tensor's type cannot represent.
 
     Source: popops::pad, padding::Type.
     """
@@ -170,7 +173,7 @@ def _make_padding(
                        [end if d == dim else n for d, n in enumerate(x.shape)])  # fmt: skip
 
     if mode == "constant":
-        constant = graph.add_constant(np.asarray(value, x.dtype), name)
+        constant = graph.add_constant(cast_values(value, x.dtype, f"{name}: the value"), name)
         with placing(graph):
             map_linearly(graph, constant)
         before, after = (

@@ -119,15 +119,16 @@ def reduce_with_output(
 
 
 def _reduce_array(a: jax.Array, dims: Sequence[int], operation: Reduction, scale: Any, dtype: Any) -> jax.Array:
-    # A wider result is reduced in its own type: not rounded to half on the way, and squares do not wrap. Sums of halves
-    # are in float until they are scaled: they may be out of the range of half where the result is not.
-    is_sum_of_halves = operation in _SUMS and a.dtype == np.float16
-    widens = np.dtype(dtype).kind == a.dtype.kind in "fiu" and np.dtype(dtype).itemsize > a.dtype.itemsize
-    wide = a.astype(np.float32) if is_sum_of_halves else a.astype(dtype) if widens else a
+    # A result of a type that holds all operands is reduced in it: not rounded to half on the way, and squares do not
+    # wrap. Sums of halves, and floats of integers, are in float until they are scaled: they may be out of the range of
+    # half, or of the integers, where the result is not.
+    is_float = np.dtype(dtype).kind == "f"
+    in_float = (operation in _SUMS and a.dtype == np.float16) or (is_float and a.dtype.kind in "iu")
+    wide = a.astype(np.float32) if in_float else a.astype(dtype) if np.can_cast(a.dtype, dtype) else a
     result = _REDUCTIONS[operation](wide, axis=tuple(dims))
     if scale is None:
         return result.astype(dtype)
-    scaled = result if is_sum_of_halves else result.astype(dtype)
+    scaled = result if is_float and result.dtype == np.float32 else result.astype(dtype)
     return (scaled * jnp.asarray(scale).reshape(()).astype(scaled.dtype)).astype(dtype)
 
 

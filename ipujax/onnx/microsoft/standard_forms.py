@@ -12,7 +12,7 @@ import numpy as np
 from ipujax.onnx.element_types import working_dtype
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.constant_arrays import number_range, triangle
-from ipujax.onnx.operators.images import grid_sample
+from ipujax.onnx.operators.early_forms import grid_sample_of_opset_16
 from ipujax.onnx.operators.indexing import gather_nd
 from ipujax.onnx.operators.normalization import layer_normalization, scaled_by_root_mean_square
 from ipujax.onnx.operators.operand_types import (
@@ -166,11 +166,11 @@ def padded(data: Array, pads: Static, value: Optional = None, *, mode: str = "co
 def sample_on_grid(
     x: Value, grid: Value, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> Any:
-    """As ONNX's GridSample, whose modes have other names since."""
-    names = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+    """As ONNX's GridSample of opset 16."""
+    names = ("bilinear", "nearest", "bicubic")
     if mode not in names:
         raise OnnxError("the attribute 'mode' is unknown", expected=f"one of {', '.join(names)}", got=mode)
-    return grid_sample(x, grid, align_corners=align_corners, mode=names[mode], padding_mode=padding_mode)
+    return grid_sample_of_opset_16(x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
 # Of ONNX Runtime's own among the operators of ONNX, see `reading.old_nodes`.

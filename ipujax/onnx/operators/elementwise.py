@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from jax import lax
 
-from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating
+from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError, WideValueError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.sequences import as_texts
@@ -35,7 +35,11 @@ def power(x: Value, y: Value) -> Array:
     if is_floating(base):
         return jnp.power(base, exponent.astype(base.dtype) if is_floating(exponent) else exponent).astype(base.dtype)
     if is_floating(exponent):
-        return jnp.power(base.astype(exponent.dtype), exponent).astype(base.dtype)
+        # Floats do not hold all integers: powers by whole numbers are products of integers.
+        wide = exponent.astype(jnp.promote_types(exponent.dtype, jnp.float32))
+        root = jnp.power(base.astype(wide.dtype), wide).astype(base.dtype)
+        is_whole = jnp.round(exponent) == exponent
+        return jnp.where(is_whole, _integer_power(base, exponent.astype(base.dtype)), root)
     if is_static(y) and np.min(y, initial=0) >= 0:
         return lax.integer_pow(base, 0) if exponent.size == 0 else jnp.power(base, exponent).astype(base.dtype)
     return _integer_power(base, exponent)
@@ -99,7 +103,9 @@ def variadic(function: Callable[[Any, Any], Any]) -> Callable[..., Array]:
 
 
 def mean(*inputs: Value) -> Array:
-    return variadic(jnp.add)(*inputs) / len(inputs)
+    first, *others = map(jnp.asarray, inputs)
+    # The sum of half precision may leave its range.
+    return (variadic(jnp.add)(first.astype(working_dtype(first.dtype)), *others) / len(inputs)).astype(first.dtype)
 
 
 @register("", "Equal")

@@ -177,13 +177,11 @@ def top_k(x: Array, K: Static, *, axis: int = -1, largest: int = 1, sorted: int 
     """Largest or smallest elements along an axis, in order, and their indices; of equal ones the first."""
     count = integers(K)[0]
     lines = jnp.moveaxis(x, axis, -1)
-    reverse: Any = _identity if largest else jnp.negative if is_floating(x) else jnp.invert  # keeps equal ones in order
-    values, indices = lax.top_k(reverse(lines), count)
-    return jnp.moveaxis(reverse(values), -1, axis), jnp.moveaxis(indices, -1, axis).astype(index_dtype())
-
-
-def _identity(x: Array) -> Array:
-    return x
+    # Reversed elements keep the order of equal ones; a zero of either sign is 0.0, which XLA has in front of −0.0.
+    ordered = lines if largest else jnp.negative(lines) if is_floating(x) else jnp.invert(lines)
+    _, indices = lax.top_k(jnp.where(ordered == 0, 0, ordered).astype(x.dtype), count)
+    values = jnp.take_along_axis(lines, indices, axis=-1)
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis).astype(index_dtype())
 
 
 @operator("NonZero")

@@ -120,7 +120,8 @@ def scaled_by_root_mean_square(
 @operator("LpNormalization")
 def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """Array divided by its norm along an axis; zero where the norm is."""
-    total = jnp.sum(jnp.abs(x) if p == 1 else x * x, axis, keepdims=True)
+    wide = x.astype(working_dtype(x.dtype))
+    total = jnp.sum(jnp.abs(wide) if p == 1 else wide * wide, axis, keepdims=True)
     # of a zero norm neither root nor quotient is computed: their gradients are infinite
     safe = jnp.where(total == 0, 1, total)
     norm = safe if p == 1 else jnp.sqrt(safe)
@@ -130,10 +131,11 @@ def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
 @operator("MeanVarianceNormalization")
 def mean_variance_normalization(x: Array, *, axes: Sequence[int] = (0, 2, 3)) -> Array:
     """Array of mean zero and deviation one over axes."""
-    centred = x - jnp.mean(x, tuple(axes), keepdims=True)
+    wide = x.astype(working_dtype(x.dtype))
+    centred = wide - jnp.mean(wide, tuple(axes), keepdims=True)
     deviation = jnp.sqrt(jnp.mean(centred * centred, tuple(axes), keepdims=True))
     # 1e-9 is added to the deviation, not to the variance: the function body in the schema.
-    return centred / (deviation + 1e-9)
+    return (centred / (deviation + 1e-9)).astype(x.dtype)
 
 
 @operator("LRN")
@@ -143,5 +145,7 @@ def local_response_normalization(
     """Array divided by a power of the mean square over `size` neighbouring channels."""
     rest = (1,) * (x.ndim - 2)
     padding = [(0, 0), ((size - 1) // 2, size // 2), *((0, 0),) * (x.ndim - 2)]
-    squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, (1, size, *rest), (1, 1, *rest), padding)
-    return x / (bias + alpha / size * squares) ** beta
+    wide = x.astype(working_dtype(x.dtype))
+    zero = np.zeros((), wide.dtype)
+    squares = lax.reduce_window(wide * wide, zero, lax.add, (1, size, *rest), (1, 1, *rest), padding)
+    return (wide / (bias + alpha / size * squares) ** beta).astype(x.dtype)

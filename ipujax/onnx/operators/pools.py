@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.element_types import index_dtype, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
@@ -40,10 +40,12 @@ def max_pool(
     dilated = any(dilation > 1 for dilation in windows.dilations)
     if output_count == 1 and not dilated:
         return _reduce(x, windows, lowest(x.dtype), lax.max)
-    patches = _patches(x, windows, lowest(x.dtype))
-    winner = jnp.argmax(patches, axis=-1)
-    largest = jnp.take_along_axis(patches, winner[..., None], axis=-1)[..., 0]
-    return largest if output_count == 1 else (largest, _flat_indices(x, windows, winner, storage_order))
+    patches, is_inside = _patches(x, windows)
+    # Padding is never the largest, also where no element is above the lowest value: it has no index.
+    largest = jnp.max(patches, axis=-1, keepdims=True, initial=lowest(x.dtype), where=is_inside)
+    winner = jnp.argmax(is_inside & ((patches == largest) | (patches != patches)), axis=-1)
+    y = jnp.take_along_axis(patches, winner[..., None], axis=-1)[..., 0]
+    return y if output_count == 1 else (y, _flat_indices(x, windows, winner, storage_order))
 
 
 def lowest(dtype: Any) -> np.ndarray:
@@ -86,20 +88,22 @@ def _positive_padding(windows: Windows) -> list[tuple[int, int]]:
     return [(before, max(0, after)) for before, after in windows.padding()]
 
 
-def _patches(x: Array, windows: Windows, fill: Any) -> Array:
-    """Elements of each window, [N, C, windows, elements], `fill` in the padding."""
+def _patches(x: Array, windows: Windows) -> tuple[Array, Array]:
+    """Elements of windows, [N, C, windows, elements], the nearest ones in the padding; and whether they are in x."""
     patches = x
     rank = windows.rank
+    is_inside = jnp.ones((), bool)
     for axis in range(rank):
         # the windows of the axis replace it, their elements go to the end
         positions = windows.positions(axis)
         rows = jnp.take(patches, positions.clip(0, windows.sizes[axis] - 1), axis=2 + axis)
         patches = jnp.moveaxis(rows, 3 + axis, -1)
-        inside = (positions >= 0) & (positions < windows.sizes[axis])
-        shape = [1] * patches.ndim
-        shape[2 + axis], shape[-1] = inside.shape
-        patches = jnp.where(inside.reshape(shape), patches, fill)
-    return patches.reshape(*x.shape[:2], *windows.counts, math.prod(windows.kernel))
+        on_axis = (positions >= 0) & (positions < windows.sizes[axis])
+        shape = [1] * (2 * rank)
+        shape[axis], shape[rank + axis] = on_axis.shape
+        is_inside = is_inside & on_axis.reshape(shape)
+    of_windows = *windows.counts, math.prod(windows.kernel)
+    return patches.reshape(*x.shape[:2], *of_windows), is_inside.reshape(of_windows)
 
 
 def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int) -> Array:
@@ -126,16 +130,25 @@ def average_pool(
 ) -> Array:
     """Mean of each window, over the elements of the array, or also over the padding."""
     windows = _windows(x, kernel_shape, attributes)
-    sums = _reduce(x, windows, np.zeros((), x.dtype), lax.add)
-    return sums / windows.elements(bool(count_include_pad)).astype(x.dtype)
+    sums = _window_sums(x.astype(working_dtype(x.dtype)), windows)
+    return (sums / windows.elements(bool(count_include_pad)).astype(sums.dtype)).astype(x.dtype)
+
+
+def _window_sums(x: Array, windows: Windows) -> Array:
+    return _reduce(x, windows, np.zeros((), x.dtype), lax.add)
 
 
 @operator("LpPool")
 def lp_pool(x: Array, *, kernel_shape: Sequence[int], p: int = 2, **attributes: Unpack[PoolWindows]) -> Array:
     """p-norm of each window."""
     windows = _windows(x, kernel_shape, attributes)
-    sums = _reduce(jnp.abs(x) ** p, windows, np.zeros((), x.dtype), lax.add)
-    return sums ** (1 / p)
+    sums = _window_sums(_powers(x, p), windows)
+    return (sums ** (1 / p)).astype(x.dtype)
+
+
+def _powers(x: Value, p: int) -> Array:
+    """Return powers of absolute values; those of half precision, whose range they may leave, in single precision."""
+    return jnp.abs(x).astype(working_dtype(x.dtype)) ** p
 
 
 @operator("GlobalAveragePool")
@@ -150,7 +163,7 @@ def global_max_pool(x: Value) -> Array:
 
 @operator("GlobalLpPool")
 def global_lp_pool(x: Value, *, p: int = 2) -> Array:
-    return jnp.sum(jnp.abs(x) ** p, axis=_spatial(x), keepdims=True) ** (1 / p)
+    return (jnp.sum(_powers(x, p), axis=_spatial(x), keepdims=True) ** (1 / p)).astype(x.dtype)
 
 
 def _spatial(x: Value) -> tuple[int, ...]:

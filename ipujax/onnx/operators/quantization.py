@@ -98,11 +98,11 @@ def _levels_of_bytes(x: Array, axis: int | None) -> tuple[Array, Array, Array]:
     """Levels 0 to 255 as floats, with scale and zero point, of the whole array or of each slice along an axis."""
     low = jnp.minimum(0, jnp.min(x, axis, keepdims=axis is not None))
     high = jnp.maximum(0, jnp.max(x, axis, keepdims=axis is not None))
-    scale = (high - low) / 255
-    # An array of zeros has scale 0: its elements stay at the zero point.
-    safe = jnp.where(scale == 0, 1, scale)
-    zero_point = jnp.clip(jnp.round(-low / safe), 0, 255)
-    return jnp.clip(jnp.round(x / safe) + zero_point, 0, 255), scale, zero_point
+    step = (high - low) / 255
+    # Of an array of zeros any scale is right; onnxruntime has 1, by which models may divide.
+    scale = jnp.where(step == 0, 1, step)
+    zero_point = jnp.clip(jnp.round(-low / scale), 0, 255)
+    return jnp.clip(jnp.round(x / scale) + zero_point, 0, 255), scale, zero_point
 
 
 def centred_levels(x: Array, axis: int | None = None) -> tuple[Array, Array]:
@@ -113,7 +113,7 @@ def centred_levels(x: Array, axis: int | None = None) -> tuple[Array, Array]:
         axis: of the slices; None for the whole array.
     """
     levels, scale, zero_point = _levels_of_bytes(x, axis)
-    return _with_gradient_of(x / jnp.where(scale == 0, 1, scale), levels - zero_point), scale
+    return _with_gradient_of(x / scale, levels - zero_point), scale
 
 
 def rounded_to_signed(x: Array, block_size: int) -> Array:

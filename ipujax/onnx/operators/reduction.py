@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.element_types import index_dtype, is_floating
+from ipujax.onnx.element_types import index_dtype, is_floating, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import (
     Array,
@@ -91,6 +91,8 @@ REDUCTIONS: Mapping[str, Reduce] = {
 }
 # Computed in float32 for integers, and rounded toward zero.
 IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
+# Computed in float32 for half precision, whose range squares and sums may leave where the result does not.
+WIDE = {"ReduceL2", "ReduceLogSum", "ReduceSumSquare"}
 
 
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
@@ -100,6 +102,7 @@ def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
         listed = tuple(sorted({axis_of(axis, x.ndim) for axis in named}))
         chosen = listed if listed or noop_with_empty_axes else tuple(range(x.ndim))
         wide = x.astype(jnp.float32) if name in IRRATIONAL and not is_floating(x) else x
+        wide = wide.astype(working_dtype(x.dtype)) if name in WIDE and is_floating(x) else wide
         result = reduce(wide, chosen).astype(x.dtype)
         return result if keepdims else jnp.squeeze(result, chosen)
 

@@ -47,7 +47,7 @@ class Line:
     @property
     def exact(self) -> float:
         """Size of the output before it is rounded down."""
-        return self.scale * self.size
+        return float(np.float32(self.scale) * np.float32(self.size))
 
 
 def _align_corners(line: Line, x: Floats) -> Floats:
@@ -63,7 +63,7 @@ def _half_pixel_symmetric(line: Line, x: Floats) -> Floats:
 
 
 def _pytorch_half_pixel(line: Line, x: Floats) -> Floats:
-    return np.full_like(x, -0.5) if line.exact == 1 else _half_pixel(line, x)
+    return np.zeros_like(x) if line.exact == 1 else _half_pixel(line, x)
 
 
 def _crop(line: Line, x: Floats) -> Floats:
@@ -75,7 +75,8 @@ def _crop(line: Line, x: Floats) -> Floats:
     return begin * last + x * (end - begin) * last / (line.exact - 1)
 
 
-# Position in the input of each element of the output.
+# Position in the input of each element of the output, in float32 as onnxruntime: a double of a float32 scale may be
+# just below the whole number that is meant.
 POSITIONS: Mapping[str, Callable[[Line, Floats], Floats]] = {
     "align_corners": _align_corners,
     "asymmetric": lambda line, x: x / line.scale,
@@ -123,7 +124,7 @@ def resize(
         if line.scale == 1 and line.size == line.result and line.roi == (0.0, 1.0):
             continue
         check_table(line.result, f"positions on axis {axis} of a Resize")
-        position = POSITIONS[coordinate_transformation_mode](line, np.arange(line.result, dtype=np.float64))
+        position = POSITIONS[coordinate_transformation_mode](line, np.arange(line.result, dtype=np.float32))
         index, weight = _weights(position, line, mode, nearest_mode, bool(antialias), cubic_coeff_a)
         if exclude_outside:
             weight = np.where((index >= 0) & (index < line.size), weight, 0)

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ipujax.poplar.types import cast_values
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.engine import DecisionLog
 from ipujax.runtime.errors import ArgumentError, ProfileError
@@ -81,7 +82,7 @@ class DeviceMemory:
         self._values.update(values)
 
     def write(self, name: str, tensor: Tensor, value: Any) -> None:
-        """Write a value of as many elements as the tensor has in all replicas, converted without loss of kind."""
+        """Write a value of as many elements as the tensor has in all replicas, of its kind and in its range."""
         shape = self._shape(tensor.shape)
         try:
             array = np.asarray(value)
@@ -91,7 +92,8 @@ class DeviceMemory:
             expected = f"{dtype_name(tensor.dtype)}{list(shape)}"
             got = f"{array.dtype}{list(array.shape)}"
             raise ArgumentError(f"handle {name} cannot be written with this", expected=expected, got=got)
-        elements = jax.numpy.asarray(array.reshape(shape), tensor.dtype)
+        # Checked, because a cast would wrap.
+        elements = jax.numpy.asarray(cast_values(array.reshape(shape), tensor.dtype, f"values of handle {name}"))
         current_values = {v: self[v] for v in tensor.variables()}
         self._values.update(
             self._in_each_replica(lambda values, elements: write(tensor, values, elements), current_values, elements)

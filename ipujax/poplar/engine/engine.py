@@ -263,6 +263,7 @@ class Engine(NotCopied):
         Raises:
             EngineError: nothing loaded, or no such handle.
             ArgumentError: another size or type.
+            GraphError: a value that the tensor's type cannot represent.
         """
         state = self._check_loaded("write_tensor")
         tensor = self._handle(handle, self._compiled.writable, "write")

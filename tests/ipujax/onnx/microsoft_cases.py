@@ -273,6 +273,7 @@ def others() -> Iterator[Case]:
     yield Case("Range", [s(1), s(9), s(2)], {}, constants=(0, 1, 2))
     yield Case("Pad", [f(3, 4), np.asarray([1, 0, 2, 1]), s(0.5)], {}, constants=(1,))
     yield Case("GridSample", [f(1, 2, 4, 4), f(1, 3, 3, 2, scale=0.5)], {"mode": "bilinear"})
+    yield Case("GridSample", [f(1, 2, 4, 4), f(1, 3, 3, 2)], {"mode": "bicubic", "padding_mode": "border"})
 
 
 FAMILIES: Mapping[str, Callable[[], Iterator[Case]]] = {

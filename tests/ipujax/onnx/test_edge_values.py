@@ -44,6 +44,30 @@ CASES: dict[str, tuple[str, Sequence[Any], Sequence[Any], Mapping[str, Any]]] = 
     "a range up to a multiple": ("Range", [], [FLOAT(0), FLOAT(0.3), FLOAT(0.1)], {}),
     "a backward slice from before the start": ("Slice", [LINE], [INT([-9]), INT([-20]), INT([0]), INT([-1])], {}),
     "a backward slice from behind the end": ("Slice", [LINE], [INT([9]), INT([-20]), INT([0]), INT([-2])], {}),
+    "a whole power beyond the integers of float32": ("Pow", [np.int32([3, 5793])], [FLOAT([16, 2])], {}),
+    "whole and other powers of integers": ("Pow", [np.int32([5793, 49]), FLOAT([2, 0.5])], [], {}),
+    "an element just before a whole position": (
+        "Resize",
+        [LINE.reshape(1, 1, 1, 5)],
+        [FLOAT([]), FLOAT([1, 1, 1, 0.6])],
+        {"nearest_mode": "floor"},
+    ),
+    "a cubic resize to one element": (
+        "Resize",
+        [LINE.reshape(1, 1, 1, 5)],
+        [FLOAT([]), FLOAT([1, 1, 1, 0.2])],
+        {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"},
+    ),
+}
+ZEROS = FLOAT([0.0, -0.0, 1, -0.0, 0.0])
+PADDED = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
+# Operator, input, constants behind it, attributes; of several results.
+INDEXED: dict[str, tuple[str, Any, Sequence[Any], Mapping[str, Any], int]] = {
+    "the largest of zeros of both signs": ("TopK", ZEROS, [INT([4])], {}, 2),
+    "the smallest of zeros of both signs": ("TopK", ZEROS, [INT([4])], {"largest": 0}, 2),
+    "a largest element as low as padding": ("MaxPool", np.zeros((1, 1, 4, 4), np.uint8), [], PADDED, 2),
+    "windows of −∞": ("MaxPool", np.full((1, 1, 4, 4), -np.inf, FLOAT), [], {**PADDED, "storage_order": 1}, 2),
+    "a range of zero": ("DynamicQuantizeLinear", np.zeros(3, FLOAT), [], {}, 3),
 }
 
 
@@ -60,7 +84,51 @@ def test_values_at_an_edge_are_those_of_onnxruntime(name: str) -> None:
     loaded = ipujax.onnx.load(model)
     actual = np.asarray(loaded(loaded.params, *inputs))
     assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+    tolerance = 0 if actual.dtype.kind in "iu" else 1e-6
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_and_scales_at_an_edge_are_those_of_onnxruntime(name: str) -> None:
+    operator, x, constants, attributes, count = INDEXED[name]
+    known = {f"c{n}": np.asarray(x) for n, x in enumerate(constants)}
+    results = [f"y{n}" for n in range(count)]
+    node = helper.make_node(operator, ["x", *known], results, **attributes)
+    infos = [ValueInfoProto(name=each) for each in results]
+    model = model_of([node], [info("x", x.dtype, x.shape)], infos, known, opset=22)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    loaded = ipujax.onnx.load(model)
+    for actual, expected in zip(loaded(loaded.params, x), session.run(None, {"x": x}), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+BIG = np.full((1, 2, 3, 3), 40000, np.float16)
+SIGNED = BIG * np.float16([-1, 1, 1]) * np.float16([[1], [-1], [1]])
+HALVES: dict[str, tuple[Any, Mapping[str, Any]]] = {
+    "AveragePool": (BIG, {"kernel_shape": [2, 2]}),
+    "GlobalLpPool": (BIG / 8, {}),
+    "LRN": (BIG, {"size": 1}),
+    "LpNormalization": (BIG, {"axis": 1}),
+    "LpPool": (BIG, {"kernel_shape": [1, 1]}),
+    "Mean": (BIG, {}),
+    "MeanVarianceNormalization": (SIGNED, {}),
+    "ReduceL2": (BIG[:, :1, :1, :1], {}),
+    "ReduceLogSum": (BIG, {}),
+}
+
+
+@pytest.mark.parametrize("operator", HALVES)
+def test_halves_do_not_leave_their_range_on_the_way(operator: str) -> None:
+    x, attributes = HALVES[operator]
+    node = helper.make_node(operator, ["x", "x"] if operator == "Mean" else ["x"], ["y"], **attributes)
+    results = []
+    for array in (x, x.astype(FLOAT)):
+        graph = [node], [info("x", array.dtype, array.shape)], [ValueInfoProto(name="y")]
+        model = ipujax.onnx.load(model_of(*graph, opset=22))
+        results.append(np.asarray(model(model.params, array)))
+    assert results[0].dtype == np.float16
+    np.testing.assert_allclose(results[0].astype(FLOAT), results[1], rtol=2e-3)
 
 
 NARROW = {np.int8: [-1, 64], np.uint8: [100, 200], np.float16: [100, 2048], ml_dtypes.bfloat16: [100, 512]}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ipujax import codelet_call, poplar
-from ipujax.poplar import BOOL, FLOAT, HALF, INT, UNSIGNED_INT, Input, Output, Vector, VectorList, Vertex, program
+from ipujax.poplar import BOOL, CHAR, FLOAT, HALF, INT, UNSIGNED_INT, Input, Output, Vector, VectorList, Vertex, program
 from ipujax.poplar.program import Copy, Execute, Sequence
 from ipujax.runtime.errors import ArgumentError, EngineError, GraphError, MappingError, TensorError
 from ipujax.runtime.tensor.tensor import concat
@@ -238,6 +238,19 @@ def test_refuses_to_load_while_a_program_runs():
     engine.connect_stream_to_callback("out", lambda _: engine.load(DEVICE))  # here
     with refused(EngineError, "load while a program of the engine runs"):
         engine.run()
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(CHAR, 300), (INT, 2**40), (HALF, 1e6)])
+def test_refuses_host_writes_out_of_range_of_a_type(dtype, value):
+    graph = new_graph()
+    a = variable(graph, [2], dtype)
+    graph.create_host_write("a", a)
+    graph.create_host_read("a", a)
+    engine = poplar.Engine(graph, Sequence())
+    engine.load(DEVICE)
+    with refused(GraphError, rf"values of handle a[\s\S]*{dtype}"):
+        engine.write_tensor("a", [value, 1])  # here
+    np.testing.assert_array_equal(engine.read_tensor("a"), [0, 0])
 
 
 def test_refuses_ragged_rows_and_a_non_stream_for_prints():

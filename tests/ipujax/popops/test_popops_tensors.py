@@ -54,12 +54,30 @@ def test_scaled_sums_of_halves_are_rounded_once():
     np.testing.assert_array_equal(actual["square"], np.float16([62500, 62500]))
 
 
-def test_squares_have_the_type_of_the_result():
+@pytest.mark.parametrize(
+    ("dtype", "values", "operation", "out_type", "expected"),
+    [
+        (poplar.SHORT, [300, -2000], "square_add", poplar.INT, 4_090_000),
+        (poplar.UNSIGNED_CHAR, [20, 200], "square_add", poplar.INT, 40_400),
+        (poplar.SHORT, [300, -2000], "square_add", poplar.FLOAT, 4_090_000),
+        (poplar.INT, [2**30] * 3, "add", poplar.FLOAT, 3 * 2**30),
+        (poplar.CHAR, [100] * 5, "mul", poplar.FLOAT, 10**10),
+        (poplar.CHAR, [-5, 3], "max", poplar.UNSIGNED_INT, 3),
+    ],
+)
+def test_reductions_are_in_the_type_of_the_result(dtype, values, operation, out_type, expected):
     graph = new_graph()
     prog = Sequence()
-    x = constant(graph, [300, -2000], poplar.SHORT)
-    total = popops.reduce(graph, x, [0], "square_add", prog, out_type=poplar.INT)
-    assert both(graph, prog, {"total": total})["total"] == 4_090_000
+    total = popops.reduce(graph, constant(graph, values, dtype), [0], operation, prog, out_type=out_type)
+    assert both(graph, prog, {"total": total})["total"] == expected
+
+
+def test_sums_are_scaled_before_they_are_rounded_to_half():
+    graph = new_graph()
+    prog = Sequence()
+    x = constant(graph, [60000, 60000])
+    total = popops.reduce(graph, x, [0], "add", prog, scale=0.25, out_type=poplar.HALF)
+    assert both(graph, prog, {"total": total})["total"] == 30000
 
 
 def test_scales_of_integers_are_integers():
@@ -298,6 +316,23 @@ def test_one_hot_with_more_columns_than_the_type_of_indices_has_numbers():
     encoded = variable(graph, [3, 300])
     popops.encode_one_hot(graph, constant(graph, [1, 200, 255], poplar.UNSIGNED_CHAR), encoded, prog)
     np.testing.assert_array_equal(both(graph, prog, {"e": encoded})["e"], np.eye(300)[[1, 200, 255]])
+
+
+def test_values_of_paddings_and_encodings_fit_their_type():
+    graph = new_graph()
+    prog = Sequence()
+    row = variable(graph, [3], poplar.INT)
+    encoded = variable(graph, [3, 4], poplar.INT)
+    halves = variable(graph, [3], poplar.HALF)
+    cases = [
+        (lambda: popops.pad(graph, row, [1], [1], 0.5), r"the value(.|\n)*0\.5"),
+        (lambda: popops.pad(graph, halves, [1], [1], 1e6), r"the value(.|\n)*1000000"),
+        (lambda: popops.encode_one_hot(graph, row, encoded, prog, on=0.5), r"a value(.|\n)*0\.5"),
+        (lambda: popops.encode_one_hot(graph, row, encoded, prog, off=constant(graph, [0.5])), "float32"),
+    ]
+    for call, message in cases:
+        with pytest.raises(GraphError, match=message):
+            call()
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])

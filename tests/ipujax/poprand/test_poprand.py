@@ -90,13 +90,16 @@ def test_wrong_operands():
     prog = Sequence()
     seed = constant(graph, np.uint32([1, 2]), poplar.UNSIGNED_INT)
     x = variable(graph, [3, 4])
+    integers = variable(graph, [3, 4], poplar.INT)
     nowhere = graph.add_variable(poplar.FLOAT, [3], "nowhere")
     cases = [
         (lambda: poprand.uniform(graph, seed, -1, x, poplar.FLOAT, 0, 1, prog), "seed_modifier"),
         (lambda: poprand.uniform(graph, seed, 0, x, poplar.FLOAT, 1, 0, prog), "low at most high"),
+        (lambda: poprand.uniform(graph, seed, 0, x, poplar.HALF, 0, 1e6, prog), "bounds"),
         (lambda: poprand.bernoulli(graph, seed, 0, x, poplar.INT, 1.5, prog), r"0 to 1(.|\n)*1.5"),
         (lambda: poprand.dropout(graph, seed, 0, x, -0.5, 1, prog), "must have a probability"),
         (lambda: poprand.shaped_dropout(graph, seed, 0, x, [2, 4], 0.5, 1, prog), "must broadcast"),
+        (lambda: poprand.dropout(graph, seed, 0, integers, 0.8, 1.25, prog), "the scale"),
         (lambda: poprand.normal(graph, x, 0, x, poplar.FLOAT, 0, 1, prog), "seed must be"),
         (lambda: poputil.map_tensor_linearly(graph, nowhere, 0, 1), "at least 1"),
     ]
@@ -131,12 +134,21 @@ def test_linear_mapping_of_a_view_maps_its_elements():
     assert [len(tile) for tile in graph.get_tile_mapping(x)] == [1] * 8
 
 
-@pytest.mark.parametrize("low, high", [(-(2**31), 2**31 - 1), (2**31 - 3, 2**31 - 1), (-(2**31), -(2**31) + 2)])
-def test_integers_up_to_the_ends_of_their_type(low, high):
+@pytest.mark.parametrize(
+    "low, high, dtype",
+    [
+        (-(2**31), 2**31 - 1, poplar.INT),
+        (2**31 - 3, 2**31 - 1, poplar.INT),
+        (-(2**31), -(2**31) + 2, poplar.INT),
+        (0, 2**31, poplar.UNSIGNED_INT),
+        (2**31, 2**32 - 1, poplar.UNSIGNED_INT),
+    ],
+)
+def test_integers_up_to_the_ends_of_their_type(low, high, dtype):
     graph = new_graph()
     prog = Sequence()
     seed = constant(graph, np.uint32([1, 2]), poplar.UNSIGNED_INT)
-    drawn = poprand.uniform(graph, seed, 0, [4096], poplar.INT, low, high, prog)
+    drawn = poprand.uniform(graph, seed, 0, [4096], dtype, low, high, prog)
     values = both(graph, prog, {"drawn": drawn})["drawn"].astype(np.int64)
     span = high - low
     assert low <= values.min() <= low + span / 100 and high - span / 100 <= values.max() <= high
