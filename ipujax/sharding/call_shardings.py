@@ -252,6 +252,27 @@ def _is_sharding(x: Any) -> bool:
     return x is None or isinstance(x, NamedSharding | PartitionSpec)
 
 
+def constrained(name: str, shardings: Tree, values: Tree) -> Tree:
+    """Return values that are traced, a pytree, with constraints to shardings, a prefix of it; None asks for nothing.
+
+    Args:
+        name: name of the setting, for messages.
+        shardings: its value.
+        values: the arrays.
+    """
+    if shardings is None:
+        return values
+    leaves, tree = jax.tree.flatten(values)
+    return jax.tree.unflatten(tree, map(_constrained, leaves, _leaves(name, shardings, values)))
+
+
+def _constrained(x: Any, sharding: NamedSharding | None) -> Any:
+    if sharding is None:
+        return x
+    is_explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return (jax.sharding.reshard if is_explicit else jax.lax.with_sharding_constraint)(x, sharding)
+
+
 def _named(name: str, value: Any) -> NamedSharding | None:
     """Named sharding of a setting; a bare spec is one over the mesh that is set."""
     if value is None or isinstance(value, NamedSharding):
