@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeAlias, TypeVar
 
+import jax
+import numpy as np
+
 from ipujax.arguments import whole_number
 from ipujax.runtime.host import HostData
 from ipujax.runtime.not_copied import NotCopied
@@ -27,7 +30,8 @@ class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
     """Iterate over batches, some of which a thread prepares ahead.
 
     Args:
-        batches: any iterable: a generator, a `grain` or `tf.data` pipeline as numpy arrays.
+        batches: any iterable: a generator, a `grain` or `tf.data` pipeline as numpy arrays. NumPy arrays of batches
+            that are ready are copies, as many sources write each batch to the same memory.
         depth: upper bound of batches that are ready; 0 for none ahead, and no thread.
 
     Raises:
@@ -77,6 +81,8 @@ class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
     def _prepare(self) -> _Prepared[T]:
         start = time.perf_counter()
         batch = next(self._source, _END)
+        if self._depth:  # the next one, which is made meanwhile, may be in the same memory
+            batch = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
         return batch, time.perf_counter() - start
 
     def close(self) -> None:

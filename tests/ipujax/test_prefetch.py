@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ipujax as ipu
@@ -43,6 +44,17 @@ def test_an_exception_comes_where_its_batch_would() -> None:
         next(ahead)
     with pytest.raises(StopIteration):
         next(ahead)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_source_may_write_all_batches_to_one_array(depth: int) -> None:
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        memory = {"x": np.zeros(3)}
+        for number in range(6):
+            memory["x"][:] = number
+            yield memory
+
+    assert [batch["x"].tolist() for batch in ipu.prefetch(batches(), depth)] == [[n] * 3 for n in range(6)]
 
 
 def test_closing_drops_prepared_batches() -> None:
