@@ -215,7 +215,8 @@ class FunctionCompiler:
                 lowered = find_or_lower(self._plan(device, traced))
             self.unused_settings.check_ipus(device, lowered.call_program.used_ipus, device.target.num_ipus)
             on_chip = (f"offload_argnums has no effect on {name}: {_NO_LOADS}" for name in traced.arguments_on_chip)
-            self.unused_settings.check_options([*lowered.call_program.unused_options, *on_chip])
+            unused = lowered.call_program.unused_options
+            self.unused_settings.check_options([*unused, *on_chip, *self.user.shardings.without_effect])
             programs.setdefault(key, lowered)
         return programs[key]
 

@@ -85,6 +85,19 @@ class ShardingSettings:
         leaves = jax.tree.leaves((self.inputs, self.outputs))
         object.__setattr__(self, "has_any", any(map(_asks, leaves)))
 
+    @property
+    def without_effect(self) -> list[str]:
+        """A line for each setting whose shardings name a memory, which `jax.device_put` alone chooses here."""
+        settings = {"in_shardings": self.inputs, "out_shardings": self.outputs}
+        kinds = {
+            (name, sharding.memory_kind)
+            for name, shardings in settings.items()
+            for sharding in jax.tree.leaves(shardings)
+            if isinstance(sharding, NamedSharding) and sharding.memory_kind not in (None, "device")
+        }
+        hint = "jax.device_put(x, jax.memory.Space.Host) puts values into streaming memory"
+        return [f"memory_kind={kind!r} of {name} has no effect: {hint}" for name, kind in sorted(kinds)]
+
     @staticmethod
     def of(inputs: Tree, outputs: Tree, replicas: int | None) -> ShardingSettings:
         """Return the settings of a function.

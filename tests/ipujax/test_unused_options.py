@@ -135,3 +135,13 @@ def test_settings_of_a_function_inside_another_are_named_once(caplog: pytest.Log
         "product: Options(pad_rows=True) has no effect: its caller is of ipu.jit, whose settings hold",
         "product: offload_argnums=(0,) has no effect: its caller is of ipu.jit, whose settings hold",
     ]
+
+
+@pytest.mark.parametrize("name", ["in_shardings", "out_shardings"])
+def test_a_memory_of_shardings_is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """JAX moves such values; here `jax.device_put` does."""
+    spec = jax.P("x")
+    sharding = jax.NamedSharding(ipu.make_mesh((2,), ("x",)), spec, memory_kind="pinned_host")
+    jitted = ipu.jit(double, device=ipu.IPUModel(2, tiles_per_ipu=8), **{name: sharding})
+    (line,) = warnings_of(caplog, lambda: jitted.lower(X))
+    assert line.startswith(f"double: memory_kind='pinned_host' of {name} has no effect: jax.device_put")
