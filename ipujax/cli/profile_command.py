@@ -141,8 +141,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:
-    if args.batch_size is not None and args.replicas is None:
-        raise ArgumentError("--batch-size is for --replicas, which is not given")
     return profiling(
         device,
         every=args.all,
