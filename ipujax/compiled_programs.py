@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.runtime.logs import Log
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _LOG = Log("poplin")
+_HOST_KIND = "pinned_host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +89,31 @@ def _innermost(lists: list[list[_T]]) -> Iterator[list[_T]]:
 def note_call(fun: Callable[..., Any], settings: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Append a call to the list of `traced_calls`, if any, with shapes in the place of arrays."""
     if _CALLS:
-        shapes, named_shapes = jax.tree.map(_as_shape, (args, kwargs))
+        shapes, named_shapes = jax.tree.map(placed_shape, (args, kwargs))
         _CALLS[-1].append(TracedCall(fun, settings, shapes, named_shapes))
 
 
-def _as_shape(x: Any) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+def placed_shape(x: Any) -> Any:
+    """Return shape, type, sharding and memory of an array, without its devices, which no other process has.
+
+    Anything else is returned as it is: it may be static.
+    """
+    if not isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct | jax.core.ShapedArray):
         return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)), sharding=_place(x))
+
+
+def _place(x: Any) -> NamedSharding | None:
+    """Sharding and memory of an array over a mesh without devices; None for a whole one on the chip."""
+    if isinstance(x, jax.core.Tracer):
+        x = jax.typeof(x)
+    sharding = getattr(x, "sharding", None)
+    on_host = getattr(x, "memory_space", None) is jax.memory.Space.Host
+    kind = _HOST_KIND if on_host else getattr(sharding, "memory_kind", None)
+    if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+        mesh = sharding.mesh.abstract_mesh if isinstance(sharding.mesh, Mesh) else sharding.mesh
+        return NamedSharding(mesh, sharding.spec, memory_kind=kind)
+    return NamedSharding(AbstractMesh((), ()), PartitionSpec(), memory_kind=kind) if kind == _HOST_KIND else None
 
 
 def bound_warnings(executable: Executable) -> tuple[str, ...]:

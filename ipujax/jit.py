@@ -10,13 +10,24 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    SupportsIndex,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from ipujax.arguments import as_numbers, check_function, check_settings, donated_places, settings_of_jax
+from ipujax.compiled_programs import placed_shape as placed_shape
 from ipujax.device import CPU, Device, IPUModel, check_device
 from ipujax.functions.function_settings import FunctionSettings, Settings
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -242,6 +253,16 @@ class IpuFunction(Generic[_P, _R]):
         """Positional arguments that are donated, as passed to `ipu.jit`, without those of `donate_argnames`."""
         return self._settings.of_jax["donate_argnums"] or ()
 
+    @property
+    def fun(self) -> Callable[_P, _R]:
+        """The function that was given to `ipu.jit`, with all decorators of its own."""
+        return self._fun
+
+    @property
+    def names_donated(self) -> bool:
+        """Whether `ipu.jit` was told which arguments are donated, be it none."""
+        return any(setting is not None for setting in self._settings.donated)
+
     def donated_positions(self, args: Sequence[Any]) -> tuple[int, ...]:
         """Return the positions of the arguments that a call donates, by `donate_argnums` or `donate_argnames`."""
         positions, _ = donated_places(self._fun, args, *self._settings.donated)
@@ -269,6 +290,10 @@ class IpuFunction(Generic[_P, _R]):
         """Warnings of IPUs and options that the function does not use."""
         return self._calls.compiler.unused_settings
 
+    def check_kept(self, who: str, kept: Collection[str] = ()) -> None:
+        """Refuse settings that a function which `who` makes of this one would not have; see `FunctionSettings`."""
+        self._settings.check_kept(self.__name__, who, kept)
+
     @checking_calls("with_options")
     def with_options(
         self,
@@ -276,6 +301,7 @@ class IpuFunction(Generic[_P, _R]):
         offload_argnums: Sequence[int] | None = None,
         device: Device | None = None,
         donate_argnums: Sequence[int] | None = None,
+        in_shardings: Any = None,
         decorator: Callable[[Callable[_P, _R]], Callable[_P, _R]] | None = None,
     ) -> IpuFunction[_P, _R]:
         """Return the function with other settings; None leaves a setting unchanged.
@@ -285,6 +311,7 @@ class IpuFunction(Generic[_P, _R]):
             offload_argnums: positional arguments in streaming memory.
             device: `IPUModel(...)` or `CPU()`.
             donate_argnums: positional arguments whose buffers may be reused.
+            in_shardings: shardings of positional arguments.
             decorator: from the function to one that is traced in its place.
         """
         settings = self._settings
@@ -295,6 +322,7 @@ class IpuFunction(Generic[_P, _R]):
             options=settings.options if options is None else options,
             of_jax={**settings.of_jax, **donated},
             offload=settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
+            shardings=_shardings(in_shardings, None, settings.replication) or settings.shardings,
             line="",
         )
         return IpuFunction(self._fun if decorator is None else decorator(self._fun), changed)
@@ -417,15 +445,19 @@ def check(fun: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Che
             that calls Python functions or reads the cycle counter, or replicas on several instances.
         TileMemoryError: the program does not fit.
     """
-    call_args: tuple[Any, ...] = args
-    function: Any = fun
+    function, call_args = jitted(fun, args)
+    return function.check(*call_args, **kwargs)
+
+
+def jitted(fun: Callable[..., Any], args: tuple[Any, ...]) -> tuple[IpuFunction[..., Any], tuple[Any, ...]]:
+    """Return a function of `ipu.jit`, one of plain JAX with default settings, and the arguments of a call of it.
+
+    The object of a method is the first argument.
+    """
+    inner: Any = fun
     if isinstance(fun, MethodType) and isinstance(fun.__func__, IpuFunction):
-        function = fun.__func__
-        call_args = (fun.__self__, *args)
-    if not isinstance(function, IpuFunction):
-        function = jit(function)
-    report: CheckReport = function.check(*call_args, **kwargs)
-    return report
+        inner, args = fun.__func__, (fun.__self__, *args)
+    return (inner if isinstance(inner, IpuFunction) else jit(fun)), args
 
 
 @functools.cache

@@ -67,8 +67,9 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import UPDATE, Origin, Tensor, concat
 
-# Proportion of a tile's memory that an operation may use at most, by the least cost of a byte in cycles that it holds
-# for. Smaller operations take more code: 0.15 is best for ResNet-50 and BERT-Large, 0.1 for GPT-2 (measured).
+# Proportion of a tile's memory that an operation may use at most where the user sets none, by the least cost of a byte
+# in cycles that it holds for. Smaller operations take more code: 0.15 is best for ResNet-50 and BERT-Large, 0.1 for
+# GPT-2 (measured).
 _PROPORTIONS = ((16.0, 0.1), (2.0, 0.15), (1.0, 0.3))
 _INTO_ARGUMENTS = Origin(path="results into donated arguments", part=UPDATE)
 
@@ -254,9 +255,14 @@ def _in_stages(plan: _Plan) -> LoweredProgram:
 
 
 def for_planners(target: Target, choice: Choice, options: Options) -> Target:
-    """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
-    most = next((most for min_cost, most in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
-    share = min(most, _with_proportion(target, options).available_memory_proportion)
+    """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation.
+
+    A share that the user sets is that of all costs.
+    """
+    share = options.available_memory_proportion
+    if share is None:
+        most = next((most for min_cost, most in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
+        share = min(most, target.available_memory_proportion)
     return replace(target, available_memory_proportion=share, bytes_per_tile=choice.tile_bytes)
 
 

@@ -44,8 +44,8 @@ class Options:
             theirs, and so does a call of poplin that names its own. Cycles and memory are those of these partials;
             numbers round, and overflow, as they do with `exact_splits` alone.
         available_memory_proportion: part of a tile's memory that operands, receive buffers and results of one operation
-            may take, from 0, as little as possible, to 1; None is that of the machine. `profile.unmet_bounds` lists
-            operations that need more.
+            may take, from 0, as little as possible, to 1; None is that of the machine, less at higher costs per byte.
+            `profile.unmet_bounds` lists operations that need more.
         byte_cost: cycles that planners add for each byte of data or code on the fullest tile: a higher cost usually
             makes programs smaller and slower. None is ½; if the program does not fit, the fastest that does of the
             attempts of `docs/fitting.md`, with costs up to 16. A number is fixed. Without the tiles' limit

@@ -32,7 +32,7 @@ from ipujax.advice.changed_functions import (
 )
 from ipujax.advice.edits import edits
 from ipujax.arguments import as_numbers
-from ipujax.jit import IpuFunction
+from ipujax.jit import IpuFunction, jitted
 from ipujax.runtime.causes import AdviceRow as AdviceRow
 from ipujax.runtime.causes.removals import RETURNED
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
@@ -71,8 +71,9 @@ def advise(
         ArgumentError: `fun` is not a function of `ipu.jit`, or the size of the batch is odd.
         ProfileError: a trip count is data, and not in `Options(trip_counts=)`.
     """
-    if not isinstance(fun, IpuFunction):
+    if not isinstance(getattr(fun, "__func__", fun), IpuFunction):
         raise ArgumentError("ipu.advise needs a function of ipu.jit", expected="ipu.jit(fun, ...)", got=repr(fun))
+    fun, args = jitted(fun, args)
     numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
     half_batch = halved(args, numbers) if numbers else None
     traced = fun.trace(*args)

@@ -157,9 +157,12 @@ def _is_single(x: Any) -> bool:
 def _as_half(x: Any) -> Any:
     if not _is_single(x):
         return x
+    return jax.ShapeDtypeStruct(np.shape(x), np.float16, sharding=_sharding(x))
+
+
+def _sharding(x: Any) -> Any:
     # A sharded argument stays sharded, else the variant would be another program.
-    sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct | jax.Array) else None
-    return jax.ShapeDtypeStruct(np.shape(x), np.float16, sharding=sharding)
+    return x.sharding if isinstance(x, jax.ShapeDtypeStruct | jax.Array) else None
 
 
 def padded(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]:
@@ -207,4 +210,4 @@ def _half(x: Any) -> jax.ShapeDtypeStruct:
     if not shape or shape[0] % 2:
         problem = "the batch of ipu.advise must have an even size"
         raise ArgumentError(problem, expected="arrays with an even first axis", got=f"an array of shape {list(shape)}")
-    return jax.ShapeDtypeStruct((shape[0] // 2, *shape[1:]), x.dtype)
+    return jax.ShapeDtypeStruct((shape[0] // 2, *shape[1:]), x.dtype, sharding=_sharding(x))

@@ -18,8 +18,8 @@ axis does not divide stay whole.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -33,12 +33,13 @@ from ipujax.auto_sharding.sharding_search import (
     ShardingPlans as ShardingPlans,
 )
 from ipujax.device import IPUModel
-from ipujax.jit import IpuFunction, jit
+from ipujax.jit import IpuFunction, jitted
 from ipujax.lowering.passes.inline import inline
 from ipujax.runtime.errors import ArgumentError, TileMemoryError
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.signatures import checking_calls
 
+_KEPT = "donate_argnums", "donate_argnames", "offload_argnums", "keep_unused", "inline", "compiler_options"
 _COMPILED = 6  # programs that are compiled, if they fit
 _LIKE_THE_BEST = 2  # more programs, of the estimate of the best
 
@@ -56,7 +57,7 @@ def auto_shard(
         step = ipu.jit(step, device=ipu.IPUModel(num_ipus=4), in_shardings=plans.best().in_shardings)
 
     Args:
-        fun: function of pytrees of arrays, or one that `ipu.jit` returned.
+        fun: function of pytrees of arrays, or one of `ipu.jit`, whose options and donated arguments hold.
         mesh: mesh of IPUs, as from `ipu.make_mesh`; the compiler chooses along all of its axes.
         args: the positional arguments, or their shapes; none is static.
         device: `IPUModel(...)`; that of `fun`, or else one of as many IPUs as the mesh has, when None.
@@ -65,11 +66,13 @@ def auto_shard(
         A row for each plan that was compiled, best first.
 
     Raises:
-        ArgumentError: a mesh larger than the device, a function with replicas, no arguments.
+        ArgumentError: a mesh larger than the device, a function with replicas, shardings or static arguments, no
+            arguments.
     """
     axes = AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names, (AxisType.Auto,) * len(mesh.shape))
-    device_of_fun = fun.device if isinstance(fun, IpuFunction) else None
-    machine = device or (device_of_fun if isinstance(device_of_fun, IPUModel) else IPUModel(num_ipus=axes.size))
+    function, args = jitted(fun, tuple(args))
+    function.check_kept("ipu.auto_shard", _KEPT)
+    machine = device or (function.device if isinstance(function.device, IPUModel) else IPUModel(num_ipus=axes.size))
     if axes.size > machine.target.num_ipus:
         raise ArgumentError(
             "the mesh of ipu.auto_shard is larger than the device",
@@ -77,14 +80,14 @@ def auto_shard(
             got=f"{axes.size} devices of the mesh",
             hint=f"device=ipu.IPUModel(num_ipus={axes.size})",
         )
-    plain = inspect.unwrap(fun) if isinstance(fun, IpuFunction) else fun
-    leaves, tree = jax.tree.flatten(tuple(args))
+    leaves, tree = jax.tree.flatten(args)
     if not leaves:
         raise ArgumentError("ipu.auto_shard needs arguments to split", expected="args=(params, batch)", got=args)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in map(_shaped, leaves)]
-    trace = jax_jit(plain).trace(*jax.tree.unflatten(tree, shapes))
+    trace = jax_jit(function.fun).trace(*jax.tree.unflatten(tree, shapes))
     search = Search(inline(trace.jaxpr), axes, machine.target, {})
     ranked = search.ranked(shapes)
+    function = function.with_options(replace(function.options, allow_out_of_memory=False), device=machine)
     rows: dict[Candidate, ShardingPlan] = {}
 
     def add(candidates: Iterable[Candidate], limit: int) -> None:
@@ -96,7 +99,7 @@ def auto_shard(
             if candidate in rows or candidate.cost.num_bytes >= too_many:
                 continue
             shardings = jax.tree.unflatten(tree, [NamedSharding(axes, spec) for spec in candidate.specs])
-            rows[candidate] = _compiled(plain, machine, jax.tree.unflatten(tree, shapes), shardings, candidate)
+            rows[candidate] = _compiled(function, jax.tree.unflatten(tree, shapes), shardings, candidate)
 
     # Of programs with one estimate the first; then others like the best.
     distinct: dict[Any, Candidate] = {}
@@ -116,12 +119,10 @@ def _shaped(leaf: Any) -> Any:
     return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
 
 
-def _compiled(
-    fun: Callable[..., Any], device: IPUModel, shapes: Any, shardings: Any, candidate: Candidate
-) -> ShardingPlan:
+def _compiled(function: IpuFunction[..., Any], shapes: Any, shardings: Any, candidate: Candidate) -> ShardingPlan:
     cycles = int(candidate.cost.cycles)
     try:
-        compiled = jit(fun, device=device, in_shardings=shardings).lower(*shapes).compile()
+        compiled = function.with_options(in_shardings=shardings).lower(*shapes).compile()
     except TileMemoryError as error:
         return ShardingPlan(shardings, 0, error.needed_bytes, False, cycles, candidate.collectives)
     profile = compiled.profile

@@ -20,16 +20,18 @@ from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import Log
+from ipujax.runtime.options import Options
 
 _LOG = Log("jit")
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """Device and number of replicas that user code is traced for."""
+    """Device, number of replicas and options that user code is traced for."""
 
     device: Device
     replicas: int
+    options: Options
 
     def check_inner(self, name: FunctionName, where: str | None = None) -> None:
         """Refuse an inner function, called at `where` or the running line, of another device or replica count."""

@@ -35,7 +35,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--dtype", default="float16", help="of parameters and activations (default float16)")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="another size, as layers=4")
     parser.add_argument("--inference", action="store_true", help="plan inference, not a training step")
-    parser.add_argument("--optimizer", choices=["adam", "sgd"], default="adam", help="of training (default adam)")
+    parser.add_argument("--optimizer", choices=["adam", "sgd"], help="of training (default adam)")
     parser.add_argument(
         "--seconds", type=at_least(0.0), metavar="S", help="end after this time, with what is known by then"
     )
@@ -52,6 +52,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if args.name is None:
         raise ArgumentError("no network to plan", expected="NAME", hint="ipujax plan --list")
+    if args.inference and args.optimizer is not None:
+        raise ArgumentError("--optimizer is for training", expected="--inference alone", got=args.optimizer)
     network = models.network(args.name, dtype=args.dtype, **dict(map(_size, args.size)))
     device = ipu.IPUModel(num_ipus=args.ipus, arch=args.arch)
     # Enough examples for data on each IPU, or for a pipeline with four micro-batches a stage.
@@ -59,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.inference:
         workload = models.inference(network, batch)
     else:
-        workload = models.training(network, batch, OPTIMIZERS[args.optimizer]())
+        workload = models.training(network, batch, OPTIMIZERS[args.optimizer or "adam"]())
     say(f"{workload.name}, {network.num_parameters():,} parameters, batch {batch}, {args.ipus} × {args.arch}:\n")
     table = ipu.search(
         workload.fun,

@@ -141,8 +141,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:
-    if args.batch_size is not None and args.replicas is None:
-        raise ArgumentError("--batch-size is for --replicas, which is not given")
     return profiling(
         device,
         every=args.all,
@@ -178,12 +176,17 @@ def _trip_count(text: str) -> tuple[str, int]:
     return name, int(count)
 
 
+def _options_of_jax(args: argparse.Namespace) -> list[str]:
+    """Return the options that are given, and mean functions of `jax.jit` alone."""
+    names = ("device", "replicas", "batch_size", "all", "min_cycles", "only", "trip_count")
+    given = [name for name in names if (value := getattr(args, name)) or type(value) is float]  # 0.0 is one too
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
 def _check_no_jax_arguments(args: argparse.Namespace) -> None:
     """Refuse options of functions of `jax.jit` where the profiled file is an ONNX model."""
-    for option in ("device", "replicas", "batch_size", "all", "min_cycles", "only", "trip_count"):
-        if getattr(args, option):
-            name = option.replace("_", "-")
-            raise ArgumentError(f"--{name} is for functions of jax.jit", expected="a Python file", got=args.script)
+    for option in _options_of_jax(args):
+        raise ArgumentError(f"{option} is for functions of jax.jit", expected="a Python file", got=args.script)
 
 
 def _make_folder(path: str) -> None:
@@ -208,6 +211,9 @@ def _show(
     profiles = {**profiles, **_distinct_profiles(compiled, profiles)}
     for name in sorted(set(args.only) - {row.name for row in functions}):
         print(f"  no function named {name} was called", file=sys.stderr)
+    unused = [] if functions or run is None else _options_of_jax(args)
+    if unused:
+        print(f"  no effect, without a function of jax.jit: {', '.join(unused)}", file=sys.stderr)
     if args.html is not None and run is not None and compiled:
         run.to_html(args.html)
         print(f"  wrote {args.html}, the page of {compiled[0].name}", file=sys.stderr)

@@ -22,6 +22,7 @@ _REPORT = """
 Shows a saved profile: where cycles and bytes go. `profile.save(path)` and `ipujax profile --save` write such files.
 An ONNX model in its place is called once on random data.
 """
+_NUM_LINES = 5
 _COMPARE = """
 Shows what changed from one saved profile to another, by layer, operation and source line; of three or more a table.
 """
@@ -38,13 +39,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         example="ipujax report step.profile --operations 10",
     )
     report.add_argument("file", metavar="FILE", help="a saved profile, or an ONNX model")
-    help_operations = "how many of the most expensive source lines to list (default 5)"
+    help_operations = f"show it as text with so many of the most expensive source lines (default {_NUM_LINES})"
     report.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser")
     report.add_argument("--perfetto", metavar="PATH", help="write its timeline for https://ui.perfetto.dev")
     report.add_argument("--summary", action="store_true", help="show it as text, also if a file is written")
     help_memory = "show it as text with all that is in memory at the peak, by variable, role, category and line"
     report.add_argument("--memory", action="store_true", help=help_memory)
-    report.add_argument("--operations", type=int, default=5, metavar="N", help=help_operations)
+    report.add_argument("--operations", type=int, metavar="N", help=help_operations)
     add_onnx_arguments(report)
     difference = add_command(
         commands,
@@ -67,8 +68,10 @@ def _report(args: argparse.Namespace) -> int:
     if args.perfetto is not None:
         profile.to_perfetto(args.perfetto)
         say(f"wrote {args.perfetto}")
-    if args.summary or args.memory or (args.html is None and args.perfetto is None):
-        text = profile.summary(args.operations, show_memory_breakdown=args.memory, colours=has_colours())
+    num_lines = _NUM_LINES if args.operations is None else args.operations
+    asks_for_text = args.summary or args.memory or args.operations is not None
+    if asks_for_text or (args.html is None and args.perfetto is None):
+        text = profile.summary(num_lines, show_memory_breakdown=args.memory, colours=has_colours())
         print(text, end="")
     return 0
 

@@ -72,8 +72,7 @@ class FunctionCalls:
         if user.has_own_check and (check := own_check(user.fun)) is not None:
             check(*args, **kwargs)
         if (outer := compiling()) is not None:
-            outer.check_inner(user.name)  # inlined into the outer function: one program
-            return self.compiler.one_replica(*args, **kwargs)
+            return self.compiler.inlined(outer, args, kwargs)
         may_partition = self.compiler.may_partition and not isinstance(device, CPU)
         partitions = may_partition and user.shardings.may_partition(args, kwargs)
         is_traced = not is_evaluating() if partitions else _is_traced(args, kwargs)

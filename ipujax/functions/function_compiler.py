@@ -43,7 +43,7 @@ from ipujax.lowering_plan import LoweringPlan, ProgramSettings, compilation_step
 from ipujax.runtime.errors import ArgumentError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step, watch_compilation
-from ipujax.sharding import CallShardings, in_explicit_mesh
+from ipujax.sharding import CallShardings, constrained, in_explicit_mesh
 from ipujax.stages import Lowered, Traced
 
 if TYPE_CHECKING:
@@ -81,6 +81,26 @@ class FunctionCompiler:
             return replication.apply(do, inside_function(user.fun), args, kwargs, user.places(args), user.name)
 
         return user.jitted(run)
+
+    def inlined(self, outer: Compilation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function inside of another one of `ipu.jit`, in whose program it is: its shardings are constraints.
+
+        Args:
+            outer: compilation of the other function, whose device and replicas are checked, and whose options hold.
+            args: positional arguments.
+            kwargs: arguments by name.
+        """
+        user = self.user
+        outer.check_inner(user.name)
+        self.unused_settings.check_options(user.settings.unused_inside(outer.options))
+        shardings = user.shardings
+        if not shardings.has_any:
+            return self.one_replica(*args, **kwargs)
+        positional, _ = user.dynamic(args, kwargs)
+        operands = constrained(f"in_shardings of {user.name}", shardings.inputs, tuple(positional.values()))
+        by_position = dict(zip(positional, operands, strict=True))
+        results = self.one_replica(*(by_position.get(n, x) for n, x in enumerate(args)), **kwargs)
+        return constrained(f"out_shardings of {user.name}", shardings.outputs, results)
 
     @property
     def spread(self) -> Spread | None:
@@ -195,7 +215,8 @@ class FunctionCompiler:
                 lowered = find_or_lower(self._plan(device, traced))
             self.unused_settings.check_ipus(device, lowered.call_program.used_ipus, device.target.num_ipus)
             on_chip = (f"offload_argnums has no effect on {name}: {_NO_LOADS}" for name in traced.arguments_on_chip)
-            self.unused_settings.check_options([*lowered.call_program.unused_options, *on_chip])
+            unused = lowered.call_program.unused_options
+            self.unused_settings.check_options([*unused, *on_chip, *self.user.shardings.without_effect])
             programs.setdefault(key, lowered)
         return programs[key]
 
@@ -210,7 +231,8 @@ class FunctionCompiler:
         )
 
     def _compilation(self, device: IPUModel) -> Compilation:
-        return Compilation(device, 1 if self.user.replication is None else self.user.replication.replicas)
+        replication = self.user.replication
+        return Compilation(device, 1 if replication is None else replication.replicas, self.user.settings.options)
 
     def clear_cache(self) -> None:
         """Drop all traces and lowered programs."""

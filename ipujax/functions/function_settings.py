@@ -6,19 +6,23 @@ is imported here: a program that only decorates functions does not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import jax
 
 from ipujax.arguments import FunctionName
 from ipujax.device import CPU, Device, current_device
+from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import Options
 
 if TYPE_CHECKING:
     from ipujax.calls import Replication
     from ipujax.sharding import ShardingSettings
+
+
+_DEFAULT = {field.name: getattr(Options(), field.name) for field in fields(Options)}
 
 
 # `jit` itself has no annotations: its overloads take these, so that both forms of the decorator have one list.
@@ -88,6 +92,42 @@ class FunctionSettings:
     def donated(self) -> tuple[Any, Any]:
         """Positions and names of donated arguments."""
         return self.of_jax["donate_argnums"], self.of_jax["donate_argnames"]
+
+    def check_kept(self, name: str, who: str, kept: Collection[str]) -> None:
+        """Refuse settings that a function made of this one would not have.
+
+        Args:
+            name: name of the function.
+            who: public name of what makes another function of it.
+            kept: keywords of `ipu.jit` that the other function has too.
+
+        Raises:
+            ArgumentError: a setting that is not among them, by its name.
+        """
+        shardings = self.shardings
+        given = {
+            **self.of_jax,
+            "replicas": self.replication,
+            "offload_argnums": self.offload,
+            "in_shardings": shardings and jax.tree.leaves(shardings.inputs),
+            "out_shardings": shardings and jax.tree.leaves(shardings.outputs),
+        }
+        dropped = [keyword for keyword, value in given.items() if value and keyword not in kept]
+        if dropped:
+            raise ArgumentError(
+                f"{who} does not keep {', '.join(dropped)} of ipu.jit",
+                expected=f"a function with {', '.join(['device, options', *kept])} alone, or a plain one",
+                got=name,
+                hint=f"ipu.jit({name}, ...) without {', '.join(dropped)}",
+            )
+
+    def unused_inside(self, outer: Options) -> list[str]:
+        """Return a line for each setting without effect where a function with options `outer` calls this one."""
+        names = [field.name for field in fields(Options)]
+        unused = [name for name in names if getattr(self.options, name) not in (getattr(outer, name), _DEFAULT[name])]
+        settings = [f"Options({name}={getattr(self.options, name)!r})" for name in unused]
+        settings += [f"offload_argnums={self.offload}"] * bool(self.offload)
+        return [f"{setting} has no effect: its caller is of ipu.jit, whose settings hold" for setting in settings]
 
     @property
     def for_xla(self) -> dict[str, Any]:

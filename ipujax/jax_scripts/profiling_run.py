@@ -286,7 +286,8 @@ def profiling(
         A `ProfilingRun`: a table of all functions and operations, and profiles, once the block has ended.
 
     Raises:
-        ArgumentError: no device with a machine model, more than one rule, or replicas that are no power of two.
+        ArgumentError: no device with a machine model, more than one rule, replicas that are no power of two, or
+            `batch_size` without them.
     """
     target = current_device() if device is None else device
     check_device(target, "ipu.profiling")
@@ -299,6 +300,9 @@ def profiling(
         raise ArgumentError(problem, expected="every, min_cycles or only", got=got)
     if replicas < 1 or replicas & (replicas - 1):
         raise ArgumentError("replicas of ipu.profiling", expected="a power of two, as IPUs of a Pod are", got=replicas)
+    if batch_size is not None and replicas == 1:
+        problem = "batch_size of ipu.profiling has no effect without replicas"
+        raise ArgumentError(problem, expected="replicas=2 or more, --replicas", got=f"batch_size={batch_size}")
     # One plan, whether it fits or not: a search for one that does would take several times as long as the script.
     options = Options(allow_out_of_memory=True, trip_counts=trip_counts or {})
     run = ProfilingRun(target, Selection(every, min_cycles, names), BatchSplit(replicas, batch_size), options)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.jaxpr import equations, recompute_mode
+from ipujax.lowering.jaxpr import PIPELINE, equations, recompute_mode
 from ipujax.lowering.offload import could_stream_loops
+from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.recomputation import Recomputation, modes
 from ipujax.lowering.source_info import name_stack
@@ -65,8 +66,12 @@ def _unused_modes(eqns: Sequence[JaxprEqn]) -> list[str]:
 
 
 def _recomputes(planned: PlannedProgram) -> bool:
+    """Return whether a gradient computes anything again; those of pipelines are not looked at, but for their way."""
+    eqns = _equations(planned)
     mode = planned.plan.settings.options.recompute
-    return mode in modes(_equations(planned), Recomputation(mode))
+    if any(eqn.primitive.name == PIPELINE for eqn in eqns):
+        return mode in modes(eqns, Recomputation(mode))
+    return len(list(equations(dce(planned.jaxprs["recompute"]).jaxpr))) > len(eqns)
 
 
 def _streams_loops(planned: PlannedProgram) -> bool:

@@ -11,18 +11,17 @@ The timeline of a compiled function with a pipeline gives start and end of each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ipujax.device import IPUModel, check_device, current_device
-from ipujax.jit import jit
+from ipujax.jit import IpuFunction, jit, jitted
 from ipujax.lowering.schedules import SCHEDULE_NAMES, Schedule, ScheduleName, as_schedule
 from ipujax.pipeline import pipeline
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.graph import Call, Function, Program, Repeat, Sequence as ProgramSequence
-from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.stages import Compiled
 
@@ -181,12 +180,12 @@ def pipeline_plan(
     """Compile a pipeline with several schedules, numbers of micro-batches and of stages, and compare the costs.
 
     Args:
-        fun: function of one micro-batch, with stages, as for `ipu.pipeline`.
+        fun: function of one micro-batch, with stages, as for `ipu.pipeline`; one of `ipu.jit` with its options.
         args: arguments of the whole batch, or their shapes; equal for all rows.
         micro_batches: numbers of micro-batches.
         schedules: names of schedules, or `Schedule` objects.
         stages: numbers of stages, as for `ipu.pipeline`; the function's own when None.
-        device: the machine; the default device when None.
+        device: the machine; that of `fun`, or the default device, when None.
         show: whether to print the table.
         settings: further settings of `ipu.pipeline`.
 
@@ -194,19 +193,22 @@ def pipeline_plan(
         A row for each combination, with the error of those that cannot be run.
 
     Raises:
-        ArgumentError: invalid settings, a function without stages, or no combination that can be run.
+        ArgumentError: invalid settings, a function without stages, or of `ipu.jit` with more than device and options,
+            or no combination that can be run.
     """
-    device = current_device() if device is None else device  # type: ignore[assignment]
-    check_device(device, "ipu.pipeline_plan")
-    if not isinstance(device, IPUModel):
-        raise ArgumentError("ipu.pipeline_plan compares cycles", expected="device=ipu.IPUModel(...)", got=device)
+    function, args = jitted(fun, args)
+    function.check_kept("ipu.pipeline_plan")
+    machine = device or function.device or current_device()
+    check_device(machine, "ipu.pipeline_plan")
+    if not isinstance(machine, IPUModel):
+        raise ArgumentError("ipu.pipeline_plan compares cycles", expected="device=ipu.IPUModel(...)", got=machine)
     numbers = (micro_batches,) if isinstance(micro_batches, int) else tuple(micro_batches)
     names = (schedules,) if isinstance(schedules, str | Schedule) else tuple(schedules)
     orders = [as_schedule(each) for each in names]
     cuts = (stages,) if stages is None or isinstance(stages, int | str) else tuple(stages)
     errors = list[IpuError]()
     rows = [
-        _row(fun, args, order, count, device, {**settings, "stages": cut}, errors)
+        _row(function, args, order, count, machine, {**settings, "stages": cut}, errors)
         for cut in cuts
         for count in numbers
         for order in orders
@@ -234,7 +236,7 @@ def _none_runs(errors: Sequence[IpuError]) -> ArgumentError:
 
 
 def _row(
-    fun: Callable[..., Any],
+    fun: IpuFunction[..., Any],
     args: tuple[Any, ...],
     schedule: Schedule,
     count: int,
@@ -244,9 +246,10 @@ def _row(
 ) -> PlanRow:
     """Return the row of one pipeline; appends the error to `errors` if it is refused."""
     # Settings that are wrong for every row raise here; those that depend on the machine are refused below.
-    pipelined = pipeline(fun, micro_batches=count, schedule=schedule, **settings)
+    pipelined = pipeline(fun.fun, micro_batches=count, schedule=schedule, **settings)
+    options = replace(fun.options, allow_out_of_memory=True)
     try:
-        lowered = jit(pipelined, device=device, options=Options(allow_out_of_memory=True)).lower(*args)
+        lowered = jit(pipelined, device=device, options=options).lower(*args)
     except IpuError as error:
         errors.append(error)  # a refused setting is a row; only if all are refused is it an error
         return PlanRow(schedule.name, count, refused=error.what)
@@ -259,7 +262,6 @@ def _row(
     (run,) = lowered.pipelines
     cycles, share = pipeline_time(compiled)
     memory = compiled.profile.memory
-    fits = memory.max_tile_bytes <= device.target.bytes_per_tile
     return PlanRow(
         schedule.name,
         count,
@@ -268,7 +270,7 @@ def _row(
         cycles,
         share,
         int(memory.max_tile_bytes),
-        bool(fits),
+        not memory.lacking(),
     )
 
 

@@ -101,6 +101,7 @@ class StepCosts:
         is_split: whether the step is micro-batches and an update.
         least_rows: fewest rows of a micro-batch of all plans.
         large: largest value of a micro-batch.
+        options: options of plans.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
         errors_of_rows: errors of those that cannot be.
         schedules: plans of schedules, by name and numbers of stages and micro-batches.
@@ -112,6 +113,7 @@ class StepCosts:
     is_split: bool = True
     least_rows: int = 1
     large: LargeValue = LargeValue()
+    options: Options = Options()
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
     errors_of_rows: dict[tuple[int, int], IpuError] = field(default_factory=dict)
     schedules: dict[tuple[str | None, int, int], SchedulePlan] = field(default_factory=dict)
@@ -198,8 +200,12 @@ class StepCosts:
         trace = jax_jit(step).trace(*self.traced.avals)
         function = unwrapped(ready(trace.jaxpr, is_cut=True))
         (number,) = (n for n, eqn in enumerate(function.jaxpr.jaxpr.eqns) if eqn.primitive.name == PIPELINE)
-        machine = self.target.replace(num_ipus=_MOST_STAGES)
-        planning = Planning(machine, partial(Lowering, options=Options()), BYTE_COST_CYCLES, replicas=shards)
+        options = self.options
+        byte_cost = BYTE_COST_CYCLES if options.byte_cost is None else options.byte_cost
+        share = options.available_memory_proportion
+        share = self.target.available_memory_proportion if share is None else share
+        machine = self.target.replace(num_ipus=_MOST_STAGES, available_memory_proportion=share)
+        planning = Planning(machine, partial(Lowering, options=options), byte_cost, replicas=shards)
         search = StageSearch(function.jaxpr, number, planning)
         update = [eqn for eqn in split.update.jaxpr.eqns if record_of(eqn).cost != "view"]
         update_bytes = sum(value_bytes(var.aval) for eqn in update for var in eqn.outvars)

@@ -17,7 +17,6 @@ from ipujax.device import device_of
 from ipujax.plan_search.search_plan import Plan, shape_of
 from ipujax.runtime.errors import IpuError, TileMemoryError
 from ipujax.runtime.logs import OutOfTime, ending_at
-from ipujax.runtime.options import Options
 from ipujax.studies.point_costs import PointCost
 
 
@@ -58,7 +57,7 @@ def compiled_cost(job: PlanJob) -> PointCost | None:
 
 def _cost_of(job: PlanJob) -> PointCost:
     shapes = jax.tree.map(shape_of, job.args)
-    options = replace(job.settings["options"] or Options(), allow_out_of_memory=not job.is_fitted)
+    options = replace(job.settings["options"], allow_out_of_memory=not job.is_fitted)
     # Of as many IPUs as the plan uses: others have no work.
     num_ipus = 1 << (job.plan.num_ipus - 1).bit_length()
     device = device_of(job.settings["device"].target.replace(num_ipus=num_ipus))

@@ -121,27 +121,32 @@ class Plan:
         *,
         batch_argnums: int | Sequence[int],
         device: IPUModel,
-        donate_argnums: int | Sequence[int] = (),
+        donate_argnums: int | Sequence[int] | None = None,
         options: Options | None = None,
     ) -> IpuFunction[..., Any]:
         """Return the step for `ipu.jit`, spread over IPUs by this plan.
 
         Args:
-            step: function of pytrees of arrays, with or without `ipu.pipeline`.
+            step: function of pytrees of arrays, with or without `ipu.pipeline`; or one that `ipu.jit` returned.
             batch_argnums: positional arguments whose first axis is the batch.
             device: the machine.
-            donate_argnums: as of `ipu.jit`.
-            options: options; those of the plan replace them.
+            donate_argnums: as of `ipu.jit`; those of `step` when None.
+            options: options, those of `step` when None; the plan's recomputation replaces theirs.
 
         Raises:
-            ArgumentError: at a call, a batch that the plan does not divide, or a step without micro-batches.
+            ArgumentError: a step with settings that the plan has in their place; at a call, a batch that the plan does
+                not divide, or a step without micro-batches.
         """
         numbers = as_numbers("batch_argnums", batch_argnums, "ipu.Plan.jit")
+        if isinstance(step, IpuFunction):
+            step.check_kept("ipu.Plan.jit", ("donate_argnums",))
+            options = step.options if options is None else options
+            donate_argnums = step.donate_argnums if donate_argnums is None else donate_argnums
+            step = step.fun
+        donated = as_numbers("donate_argnums", () if donate_argnums is None else donate_argnums, "ipu.Plan.jit")
         settings = replace(options or Options(), recompute=self.recompute)
-        planned = planned_step(self, step, numbers, as_numbers("donate_argnums", donate_argnums, "ipu.Plan.jit"))
-        return jit(
-            planned, device=device, donate_argnums=donate_argnums, offload_argnums=self.offload, options=settings
-        )
+        planned = planned_step(self, step, numbers, donated)
+        return jit(planned, device=device, donate_argnums=donated, offload_argnums=self.offload, options=settings)
 
 
 def _axes_of(part: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from ipujax.arguments import as_numbers, check_function, whole_number
+from ipujax.jit import IpuFunction
 from ipujax.lowering.schedules import SCHEDULE_NAMES
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.options import RECOMPUTATIONS, Options
@@ -32,6 +33,10 @@ def check_search(step: Any, compiled: Any, options: Any, executor: Any) -> None:
         ArgumentError: one of them.
     """
     check_function(step)
+    if isinstance(getattr(step, "__func__", None), IpuFunction):
+        expected = "a function, whose arguments are those of the call"
+        hint = f"lambda *args: {step.__name__}(*args)"
+        raise ArgumentTypeError("ipu.search takes no method of ipu.jit", expected=expected, got=repr(step), hint=hint)
     whole_number("compiled", compiled, 1, "plans that are compiled at most: a whole number from 1")
     if not (options is None or isinstance(options, Options)):
         raise ArgumentTypeError(

@@ -11,7 +11,6 @@ numbers of shards.
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,16 +57,19 @@ def search(
         step = found.function()  # or found.best.plan.jit(step, batch_argnums=2, device=…), or paste its text
 
     Args:
-        step: function of pytrees of arrays, as `step(params, state, batch)`; or one that `ipu.jit` returned.
+        step: function of pytrees of arrays, as `step(params, state, batch)`; or one that `ipu.jit` returned, without
+            settings that plans have, such as shardings.
         args: its arguments, or their shapes.
         device: the machine; that of `step`, or the default device, when None.
         batch_argnums: positional arguments whose first axis is the batch.
         axes: values of fields of `ipu.Plan` to try, by name, all combinations; others have their default: powers of two
             of IPUs and micro-batches.
         seconds: time after which the search ends, in the middle of a plan too.
-        donate_argnums: as of `ipu.jit`; arguments whose arrays all come back, but for the batch, when None.
+        donate_argnums: as of `ipu.jit`; when None those of `step`, or, where it names none, arguments whose arrays all
+            come back, but for the batch.
         compiled: most plans that are compiled.
-        options: options of compiled plans.
+        options: options of plans; those of `step` when None. Its recomputation is that of all plans, unless it is
+            "none", or an axis.
         executor: has `submit` as one of `concurrent.futures`; plans are compiled in this process when None.
         path: file to which figures of compiled plans are written as they come; with a file of the same search, what is
             there is not compiled again.
@@ -77,31 +79,40 @@ def search(
 
     Raises:
         ArgumentError: an unknown axis, one without values, a batch that no plan divides, arguments that exceed the
-            memory of the machine.
+            memory of the machine, a step with a setting that no plan keeps.
     """
     deadline = time.monotonic() + checked_seconds(seconds)
     check_search(step, compiled, options, executor)
     machine = _device(step, device)
-    plain = inspect.unwrap(step) if isinstance(step, IpuFunction) else step
+    plain = step
+    if isinstance(step, IpuFunction):
+        step.check_kept("ipu.search", ("donate_argnums", "donate_argnames"))
+        plain = step.fun
+        options = step.options if options is None else options
+        if donate_argnums is None and step.names_donated:
+            donate_argnums = step.donated_positions(args)
+    options = options or Options()
     batch = checked_positions("batch_argnums", batch_argnums, args)
     user_axes = checked_axes({} if axes is None else axes, args, batch)
-    if donate_argnums is None and isinstance(step, IpuFunction):
-        donate_argnums = step.donated_positions(args)
+    if options.recompute != "none":
+        user_axes.setdefault("recompute", (options.recompute,))
     donate = None if donate_argnums is None else checked_positions("donate_argnums", donate_argnums, args)
     settings = {"batch_argnums": batch, "device": machine, "donate_argnums": donate, "options": options}
-    progress = (options or Options()).progress
     run: SearchRun | None = None
     file: SweepFile[str] | None = None
     ended: Ended = "all"
     try:
-        with ending_at(deadline), watch_compilation(f"search of {getattr(plain, '__name__', 'step')}", tuple, progress):
+        with (
+            ending_at(deadline),
+            watch_compilation(f"search of {getattr(plain, '__name__', 'step')}", tuple, options.progress),
+        ):
             # Traced once: plans are made of its jaxpr.
             traced = traced_step(plain, args)
             is_batch = traced.is_of(batch)
             if donate is None:
                 donate = settings["donate_argnums"] = donated_arguments(traced, is_batch)
             space = candidates(traced, is_batch, machine.target, user_axes, donate)
-            costs = StepCosts(traced, is_batch, machine.target, space.is_split, space.least_rows, space.large)
+            costs = StepCosts(traced, is_batch, machine.target, space.is_split, space.least_rows, space.large, options)
             run = SearchRun(plain, tuple(args), space, costs, settings, deadline)
             if path is not None:
                 file = SweepFile[str](path, _digest(traced, space, settings), "search")
@@ -124,7 +135,7 @@ def _digest(traced: TracedStep, space: Candidates, settings: Mapping[str, Any]) 
         return digest_of(
             compiler_state(),
             jaxpr_digest(traced.jaxpr),
-            options_data(settings["options"] or Options()),
+            options_data(settings["options"]),
             (settings["batch_argnums"], settings["donate_argnums"], settings["device"].target.to_data()),
             [repr(plan) for plan in space.plans],
         )

@@ -5,6 +5,7 @@ from ipujax.sharding.call_shardings import (
     UNSET as UNSET,
     CallShardings as CallShardings,
     ShardingSettings as ShardingSettings,
+    constrained as constrained,
     in_explicit_mesh as in_explicit_mesh,
 )
 from ipujax.sharding.meshes import (

@@ -85,6 +85,19 @@ class ShardingSettings:
         leaves = jax.tree.leaves((self.inputs, self.outputs))
         object.__setattr__(self, "has_any", any(map(_asks, leaves)))
 
+    @property
+    def without_effect(self) -> list[str]:
+        """A line for each setting whose shardings name a memory, which `jax.device_put` alone chooses here."""
+        settings = {"in_shardings": self.inputs, "out_shardings": self.outputs}
+        kinds = {
+            (name, sharding.memory_kind)
+            for name, shardings in settings.items()
+            for sharding in jax.tree.leaves(shardings)
+            if isinstance(sharding, NamedSharding) and sharding.memory_kind not in (None, "device")
+        }
+        hint = "jax.device_put(x, jax.memory.Space.Host) puts values into streaming memory"
+        return [f"memory_kind={kind!r} of {name} has no effect: {hint}" for name, kind in sorted(kinds)]
+
     @staticmethod
     def of(inputs: Tree, outputs: Tree, replicas: int | None) -> ShardingSettings:
         """Return the settings of a function.
@@ -250,6 +263,27 @@ class _Leaf:
 
 def _is_sharding(x: Any) -> bool:
     return x is None or isinstance(x, NamedSharding | PartitionSpec)
+
+
+def constrained(name: str, shardings: Tree, values: Tree) -> Tree:
+    """Return values that are traced, a pytree, with constraints to shardings, a prefix of it; None asks for nothing.
+
+    Args:
+        name: name of the setting, for messages.
+        shardings: its value.
+        values: the arrays.
+    """
+    if shardings is None:
+        return values
+    leaves, tree = jax.tree.flatten(values)
+    return jax.tree.unflatten(tree, map(_constrained, leaves, _leaves(name, shardings, values)))
+
+
+def _constrained(x: Any, sharding: NamedSharding | None) -> Any:
+    if sharding is None:
+        return x
+    is_explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return (jax.sharding.reshard if is_explicit else jax.lax.with_sharding_constraint)(x, sharding)
 
 
 def _named(name: str, value: Any) -> NamedSharding | None:

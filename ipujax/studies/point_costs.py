@@ -14,10 +14,9 @@ from importlib import import_module
 from typing import Any
 
 import jax
-import numpy as np
 
 from ipujax.device import CPU, IPUModel, current_device, device_of
-from ipujax.jit import IpuFunction, jit
+from ipujax.jit import IpuFunction, jit, jitted, placed_shape
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.many_machines import ProgramCounts
@@ -79,8 +78,8 @@ class Work:
         if not isinstance(fun, str | IpuFunction) and not callable(fun):
             expected = 'a function, or its path "module:function"'
             raise ArgumentError("a study needs a function", expected=expected, got=repr(fun))
-        function = fun if isinstance(fun, str | IpuFunction) else jit(fun)
-        return Work(function, jax.tree.map(_shape, args))
+        function, args = (fun, args) if isinstance(fun, str) else jitted(fun, args)
+        return Work(function, jax.tree.map(placed_shape, args))
 
     def pickled(self) -> bytes:
         """Return it for other processes.
@@ -117,13 +116,6 @@ class Work:
         """
         fun = self.fun if isinstance(self.fun, IpuFunction) else _at(self.fun)
         return fun.with_options(options=replace(fun.options, progress=False))
-
-
-def _shape(leaf: Any) -> Any:
-    """Return the shape of an array, and anything else as it is."""
-    if not isinstance(leaf, jax.Array | np.ndarray):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _at(path: str) -> IpuFunction[Any, Any]:

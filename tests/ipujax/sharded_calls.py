@@ -70,6 +70,13 @@ def calls() -> dict[str, Callable[[], Any]]:
     def shaped(x: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
+    def inner(x: Any) -> Any:
+        return ipu.jit(sine, in_shardings=NamedSharding(auto, P("x")), out_shardings=NamedSharding(auto, P("x")))(x)
+
+    def times_ratio_of_a_sweep() -> Any:
+        (row,) = ipu.sweep(ipu_jit(sine), split, grid=[{}], progress=False)
+        return jnp.sin(X) * (row["cycles"] / ipu_jit(sine).profile(split).cycles)
+
     over_replicas = ipu_jit(sine, replicas=DEVICES, in_specs=P("replica"), out_specs=P("replica"))
     return {
         "whole: copies": lambda: ipu_jit(sine)(copies),
@@ -98,6 +105,8 @@ def calls() -> dict[str, Callable[[], Any]]:
             lambda x: jnp.sin(lax.with_sharding_constraint(x, NamedSharding(auto, P("x"))))
         )(X),
         "split: inner jit": lambda: ipu_jit(lambda x: jax.jit(sine, in_shardings=NamedSharding(auto, P("x")))(x))(X),
+        "split: inner ipu.jit": lambda: ipu_jit(inner)(X),
+        "whole: ratio of a sweep": times_ratio_of_a_sweep,
         "split: shapes": lambda: jax.device_put(
             jnp.sin(X), ipu_jit(sine).lower(shaped(split)).compile().output_shardings
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import product
 from typing import Any
 
@@ -57,6 +58,29 @@ def test_rows_are_ready_to_paste() -> None:
     assert jax.tree.map(lambda s: s.spec, best.in_shardings) == eval(best.code, {"P": P})
     assert str(plans).splitlines()[0].startswith("in_shardings")
     assert len(plans) == len(list(plans)) == 3
+
+
+def test_settings_of_the_function_are_those_of_its_plans() -> None:
+    mesh, args = ipu.make_mesh((2,), ("x",)), shapes(16, 64)
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=TILES)
+
+    @functools.wraps(mlp)
+    def twice(w: Any, v: Any, x: Any) -> Any:
+        return mlp(w, v, mlp(w, v, x))
+
+    jitted = ipu.jit(twice, device=device, donate_argnums=2, options=ipu.Options(byte_cost=100))
+    best = ipu.auto_shard(jitted, mesh, args).best()
+    settings = {"donate_argnums": 2, "options": ipu.Options(byte_cost=100), "in_shardings": best.in_shardings}
+    assert best.cycles == ipu.jit(twice, device=device, **settings).profile(*args).cycles
+
+
+@pytest.mark.parametrize("name", ["replicas", "static_argnums", "in_shardings", "out_shardings"])
+def test_settings_that_no_plan_keeps_are_refused(name: str) -> None:
+    mesh = ipu.make_mesh((2,), ("x",))
+    value = NamedSharding(mesh, P()) if "shardings" in name else 2
+    jitted = ipu.jit(mlp, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=TILES), **{name: value})
+    with pytest.raises(ArgumentError, match=rf"ipu\.auto_shard does not keep {name} of ipu\.jit"):
+        ipu.auto_shard(jitted, mesh, shapes(16, 64))
 
 
 def test_meshes_larger_than_the_device_are_refused() -> None:

@@ -74,6 +74,18 @@ def test_a_proportion_bounds_the_memory_of_an_operation() -> None:
     assert bound.bound_bytes == int(0.05 * chip.target.bytes_per_tile) < bound.needed_bytes
 
 
+def test_a_proportion_that_is_set_holds_at_every_cost_per_byte() -> None:
+    """Higher costs reduce the machine's own share alone; the whole operation has fewest cycles."""
+    chip, x = ipu.IPUModel(tiles_per_ipu=16), jax.ShapeDtypeStruct((512, 512), np.float32)
+
+    def cycles(share: float | None) -> list[int]:
+        options = [ipu.Options(available_memory_proportion=share, byte_cost=cost) for cost in (0.5, 2, 16)]
+        return [ipu.jit(jnp.matmul, device=chip, options=each).profile(x, x).cycles for each in options]
+
+    assert min(cycles(0.6)[1:]) < min(cycles(None)[1:])
+    assert len(set(cycles(0.6))) == 1 < len(set(cycles(None)))
+
+
 def test_a_proportion_of_0_lowers_all_kinds_of_operations() -> None:
     def fun(x: jax.Array, rows: jax.Array) -> jax.Array:
         return jnp.cumsum(jax.nn.softmax(x[rows]), 1).at[rows].add(1.0)

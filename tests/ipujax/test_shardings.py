@@ -52,10 +52,11 @@ def outcomes() -> dict[str, Any]:
 WHOLE = (
     *("copies", "copies, explicit", "last device", "auto mesh is set", "explicit mesh is set", "replicas", "on CPU"),
     *("under jax.jit", "inside jax.jit", "static", "shard_map", "shard_map, auto mesh is set", "closed over"),
+    "ratio of a sweep",
 )
 SPLIT = (
     *("argument", "argument, explicit", "keyword", "second call", "compiled", "in_shardings", "out_shardings"),
-    *("constraint", "inner jit", "shapes"),
+    *("constraint", "inner jit", "inner ipu.jit", "shapes"),
 )
 TERMS = (
     *("of a whole value", "of a split value", "gradient of a sum", "gradient of a split", "counts"),

@@ -27,7 +27,7 @@ def summed_rows(x: Any) -> Any:
 
 
 def gradient(x: Any) -> Any:
-    return jax.grad(lambda x: jnp.tanh(jnp.sin(x) @ x.T).sum())(x)
+    return jax.value_and_grad(lambda x: jnp.tanh(jnp.sin(x) @ x.T).sum())(x)
 
 
 def product(x: Any) -> Any:
@@ -110,3 +110,38 @@ def test_an_offloaded_argument_that_stays_on_the_chip_is_named(
     jitted = ipu.jit(fun, device=DEVICE, offload_argnums=(0, 1))
     (line,) = warnings_of(caplog, lambda: jitted(X, argument))
     assert "offload_argnums has no effect on s:" in line
+
+
+def test_recomputation_of_a_gradient_alone_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing but the gradient reads the forward part, which is computed once either way."""
+
+    def fun(x: Any) -> Any:
+        return gradient(x)[1]
+
+    options = ipu.Options(recompute="all")
+    jitted, plain = ipu.jit(fun, device=DEVICE, options=options), ipu.jit(fun, device=DEVICE)
+    (line,) = warnings_of(caplog, lambda: jitted.lower(X))
+    assert "fun: Options(recompute='all') has no effect" in line
+    assert jitted.profile(X).cycles == plain.profile(X).cycles
+
+
+def test_settings_of_a_function_inside_another_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One program has the options of the outer function; those that are equal, or the default, say nothing."""
+    options = ipu.Options(byte_cost=16, pad_rows=True, progress=False)
+    inner = ipu.jit(product, options=options, offload_argnums=0)
+    outer = ipu.jit(lambda x: inner(inner(x)), device=DEVICE, options=ipu.Options(progress=False, byte_cost=16))
+    lines = warnings_of(caplog, lambda: outer.lower(jnp.ones((4, 4))))
+    assert lines == [
+        "product: Options(pad_rows=True) has no effect: its caller is of ipu.jit, whose settings hold",
+        "product: offload_argnums=(0,) has no effect: its caller is of ipu.jit, whose settings hold",
+    ]
+
+
+@pytest.mark.parametrize("name", ["in_shardings", "out_shardings"])
+def test_a_memory_of_shardings_is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """JAX moves such values; here `jax.device_put` does."""
+    spec = jax.P("x")
+    sharding = jax.NamedSharding(ipu.make_mesh((2,), ("x",)), spec, memory_kind="pinned_host")
+    jitted = ipu.jit(double, device=ipu.IPUModel(2, tiles_per_ipu=8), **{name: sharding})
+    (line,) = warnings_of(caplog, lambda: jitted.lower(X))
+    assert line.startswith(f"double: memory_kind='pinned_host' of {name} has no effect: jax.device_put")

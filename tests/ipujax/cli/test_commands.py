@@ -86,10 +86,13 @@ def test_demo_trains_and_shows_the_profile(capsys: Capture, monkeypatch) -> None
     )
 
 
-def test_report_is_the_summary(saved, capsys: Capture) -> None:
+def test_report_is_the_summary(saved, tmp_path, capsys: Capture) -> None:
     for path, profile in saved.items():
         assert main(["report", path]) == 0 and capsys.readouterr().out == profile.summary()
         assert main(["report", path, "--operations", "1"]) == 0 and capsys.readouterr().out == profile.summary(1)
+        page = str(tmp_path / "page.html")
+        assert main(["report", path, "--operations", "1", "--html", page]) == 0
+        assert capsys.readouterr().out == f"wrote {page}\n{profile.summary(1)}"
         assert main(["report", path, "--memory"]) == 0
         text = capsys.readouterr().out
         assert text == profile.summary(show_memory_breakdown=True)

@@ -43,6 +43,7 @@ def test_plans_of_a_small_network_are_a_table(capsys: Capture, monkeypatch, tmp_
         (["gpt2", "--size", "width=64.0"], "a whole number from 1"),
         (["resnet-50", "--size", "groups=2"], "numbers, as (3, 4, 6, 3)"),
         (["gpt2", "--dtype", "int8"], "floating-point"),
+        (["gpt2", "--inference", "--optimizer", "sgd"], "--optimizer is for training"),
     ],
 )
 def test_wrong_input_is_one_error_text(capsys: Capture, arguments: list[str], text: str) -> None:

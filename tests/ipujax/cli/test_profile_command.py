@@ -102,6 +102,15 @@ def test_the_exit_code_is_that_of_the_script(source, code, error, tmp_path, caps
     assert error in output and "Programs of " in output and "Traceback" not in output
 
 
+def test_options_of_jax_without_a_function_of_jax_are_named(tmp_path, capsys: Capture) -> None:
+    source = """
+        import ipujax as ipu
+        ipu.jit(lambda x: x + 1, device=ipu.IPUModel(tiles_per_ipu=4))(1.0)
+        """
+    assert main(["profile", "--device", "bow", "--min-cycles", "0", written(tmp_path, source)]) == 0
+    assert "no effect, without a function of jax.jit: --device, --min-cycles\n" in capsys.readouterr().err
+
+
 def test_an_interrupt_ends_the_script(tmp_path, capsys: Capture) -> None:
     with pytest.raises(KeyboardInterrupt):
         main(["profile", written(tmp_path, "raise KeyboardInterrupt")])

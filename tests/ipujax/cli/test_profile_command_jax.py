@@ -259,7 +259,7 @@ def test_profile_command_splits_a_batch_over_replicas(tmp_path: Path, capsys: Ca
     ("options", "error"),
     [
         (["--replicas", "3"], "a power of two"),
-        (["--batch-size", "64"], "--batch-size is for --replicas"),
+        (["--batch-size", "64"], "batch_size of ipu.profiling has no effect without replicas"),
     ],
 )
 def test_profile_command_refuses_replicas(

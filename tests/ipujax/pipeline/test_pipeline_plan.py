@@ -72,6 +72,16 @@ def test_every_schedule_is_compared_when_none_is_named() -> None:
     assert by_name["1f1b"].worst_tile_bytes < by_name["gpipe"].worst_tile_bytes
 
 
+def test_options_and_device_of_a_function_of_jit_are_those_of_the_plan() -> None:
+    options = ipu.Options(io_tiles=1)
+    settings: dict[str, Any] = {"micro_batches": 8, "schedules": "gpipe", "show": False, "rng_argnums": 1}
+    (row,) = ipu.pipeline_plan(ipu.jit(FUN, device=DEVICE, options=options), *ARGS, **settings)
+    fun = ipu.pipeline(FUN, micro_batches=8, schedule="gpipe", rng_argnums=1)
+    assert row.cycles == ipu.jit(fun, device=DEVICE, options=options).profile(*ARGS).cycles
+    with pytest.raises(ipu.ArgumentError, match=r"ipu\.pipeline_plan does not keep donate_argnums"):
+        ipu.pipeline_plan(ipu.jit(FUN, donate_argnums=0), *ARGS, **settings)
+
+
 def test_numbers_of_stages_are_compared() -> None:
     loss = MODELS["mlp"](4, no_stage)
     plan = ipu.pipeline_plan(

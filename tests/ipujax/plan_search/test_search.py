@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -12,10 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 import ipujax as ipu
 from ipujax.lowering.pipelining import exchange_bytes
-from ipujax.plan_search import plan_costs, search_run, searching
+from ipujax.plan_search import estimates, plan_costs, search_run, searching
 from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import traced_step
 from ipujax.runtime.logs import early_ends
@@ -168,6 +170,65 @@ def test_settings_that_cannot_be(settings: Any, match: str) -> None:
         ipu.search(dense_step, *_shapes(dense_arguments()), **{"device": DEVICE, "batch_argnums": 1, **settings})
 
 
+ONE_PLAN = {"micro_batches": (1,), "data": (1,), "shards": (1,), "stages": (1,)}
+
+
+def _of_jitted(**settings: Any) -> ipu.Search:
+    jitted = ipu.jit(dense_step, device=DEVICE, **settings)
+    return ipu.search(jitted, *_shapes(dense_arguments()), batch_argnums=1, axes=ONE_PLAN, compiled=1)
+
+
+def test_settings_of_the_step_are_those_of_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated_options = list[ipu.Options]()
+    make_lowering = estimates.Lowering
+
+    def lowering(*args: Any, options: ipu.Options, **kwargs: Any) -> Any:
+        estimated_options.append(options)
+        return make_lowering(*args, options=options, **kwargs)
+
+    monkeypatch.setattr(estimates, "Lowering", lowering)
+    options = ipu.Options(byte_cost=16, recompute="all", available_memory_proportion=0.05)
+    search = _of_jitted(options=options, donate_argnums=())
+    function = search.function()
+    assert set(estimated_options) == {function.options} == {options}
+    assert function.donate_argnums == ()
+    assert [row.plan.recompute for row in search.rows] == ["all"]
+    assert _of_jitted().function().donate_argnums == (0,)  # the weights come back
+    jitted = ipu.jit(dense_step, options=ipu.Options(label="mine"), donate_argnums=1)
+    planned = ipu.Plan().jit(jitted, batch_argnums=1, device=DEVICE)
+    assert (planned.options.label, planned.donate_argnums) == ("mine", (1,))
+
+
+def test_decorators_of_the_step_belong_to_it() -> None:
+    @functools.wraps(dense_step)
+    def doubled(weights: Any, batch: Any) -> Any:
+        return jax.tree.map(lambda x: 2 * x, dense_step(weights, batch))
+
+    search = ipu.search(ipu.jit(doubled, device=DEVICE), *_shapes(dense_arguments()), batch_argnums=1, axes=ONE_PLAN)
+    _, value = search.function()(*dense_arguments())
+    np.testing.assert_allclose(value, 2 * dense_step(*dense_arguments())[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replicas": 2},
+        {"in_shardings": NamedSharding(ipu.make_mesh((2,), ("x",)), jax.P())},
+        {"out_shardings": NamedSharding(ipu.make_mesh((2,), ("x",)), jax.P())},
+        {"static_argnums": 1},
+        {"static_argnames": "batch"},
+        {"offload_argnums": 0},
+        {"compiler_options": {"xla_cpu_enable_fast_math": True}},
+    ],
+)
+def test_settings_of_the_step_that_no_plan_keeps_are_refused(settings: Any) -> None:
+    match = rf"ipu\.search does not keep {next(iter(settings))} of ipu\.jit"
+    with pytest.raises(ipu.ArgumentError, match=match):
+        _of_jitted(**settings)
+    with pytest.raises(ipu.ArgumentError, match=r"ipu\.Plan\.jit does not keep"):
+        ipu.Plan().jit(ipu.jit(dense_step, device=DEVICE, **settings), batch_argnums=1, device=DEVICE)
+
+
 def test_axes_may_be_iterators(found: ipu.Search) -> None:
     axes = {name: iter(values) for name, values in AXES.items()}
     search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=axes, seconds=0)
@@ -245,7 +306,7 @@ def test_seconds_that_suffice_change_nothing(found: ipu.Search) -> None:
 
 
 def test_seconds_end_a_job_of_an_executor() -> None:
-    search = {"batch_argnums": (1,), "device": DEVICE, "donate_argnums": (), "options": None}
+    search = {"batch_argnums": (1,), "device": DEVICE, "donate_argnums": (), "options": ipu.Options()}
     job = plan_costs.PlanJob(dense_step, _shapes(dense_arguments()), ipu.Plan(data=2), search, deadline=0.0)
     assert plan_costs.compiled_cost(job) is None
 

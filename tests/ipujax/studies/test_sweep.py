@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -55,6 +56,36 @@ def test_the_best_plan_is_never_slower() -> None:
     assert all(a["cycles"] <= b["cycles"] for a, b in zip(best, again, strict=True))
     by_exchange = [row["cycles"] for row in best if row["internal_sync_cycles"] == 20]
     assert by_exchange == sorted(by_exchange, reverse=True)
+
+
+class _Layer:
+    @partial(ipu.jit, device=ipu.IPUModel(tiles_per_ipu=16), static_argnums=0, options=ipu.Options(byte_cost=100))
+    def product(self, x: Any) -> Any:
+        return x @ x
+
+
+def test_a_method_has_its_settings() -> None:
+    method, x = _Layer().product, jnp.ones((32, 32))
+    want = _Layer.product.profile(_Layer(), x).cycles
+    (row,) = ipu.sweep(method, x, grid=[{}])
+    assert row["cycles"] == ipu.sensitivities(method, x).cycles == want
+    (present,) = (row for row in ipu.advise(method, x, show=False) if row.change == "as it is")
+    assert present.cycles == want
+
+
+def test_arrays_on_the_host_stay_there() -> None:
+    """A transfer from streaming memory belongs to the program; over a mesh see `tests/ipujax/test_shardings.py`."""
+
+    @ipu.jit(device=ipu.IPUModel(tiles_per_ipu=16))
+    def fetched(w: Any, x: Any) -> Any:
+        return jnp.tanh(x @ jax.device_put(w, jax.memory.Space.Device)).sum()
+
+    x = jnp.ones((64, 64))
+    w = jax.device_put(x, jax.memory.Space.Host)
+    (row,) = ipu.sweep(fetched, w, x, grid=[{}])
+    assert row["cycles"] == fetched.profile(w, x).cycles != fetched.profile(x, x).cycles
+    work = Work.of(layer, (w, x))
+    assert pickle.loads(work.pickled()).args == work.args
 
 
 def test_constants_of_programs_have_programs_of_their_own() -> None:
