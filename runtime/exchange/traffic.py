@@ -122,7 +122,9 @@ def independent_parts(source: Tensor, destination: Tensor) -> list[tuple[Tensor,
     destinations = _split_at(written, cuts, destination.dtype)
     groups = _group_overlapping([piece.variables() for piece in sources])
     return [
-        (concat([sources[n] for n in numbers], read.axis), concat([destinations[n] for n in numbers], read.axis))
+        (sources[numbers[0]], destinations[numbers[0]])
+        if len(numbers) == 1
+        else (concat([sources[n] for n in numbers], read.axis), concat([destinations[n] for n in numbers], read.axis))
         for numbers in groups
     ]
 
@@ -184,6 +186,7 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     item_bytes = element_bytes(tensor.dtype)
     if tensor.size == 0 or group.num_vertices == 0:
         return TrafficWindow(0, _no_traffic(1))
+    group, access = _of_cut_axes(group, access)
     if len(mappings) == 1 and _is_in_place(group, access, mappings[0]):
         first, last = _tile_range(mappings[0])
         return TrafficWindow(first, _in_place_traffic(mappings[0], item_bytes))
@@ -203,6 +206,21 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     key = view, access.dims, cuts, tile.tobytes(), homes, num_tiles, item_bytes, writes, buses
     return TrafficWindow(first, compute() if view is None else recall(("traffic", *key), compute))
+
+
+def _of_cut_axes(group: VertexGroup, access: Access) -> tuple[VertexGroup, Access]:
+    """Return the grid and an access without the axes of one block that the access has not: they make no difference.
+
+    So pushes to stashes of different lengths read their operands alike, and stashes are in place.
+    """
+    used = {term.axis for dim in access.dims for term in dim.terms}
+    kept = [n for n, axis in enumerate(group.axes) if n in used or axis.blocks != 1] or [0]
+    if len(kept) >= len(group.axes):
+        return group, access
+    number = {axis: n for n, axis in enumerate(kept)}
+    dims = tuple(replace(d, terms=tuple(replace(t, axis=number[t.axis]) for t in d.terms)) for d in access.dims)
+    axes = tuple(group.axes[n] for n in kept)
+    return grid_of(axes, group.tile.reshape([axis.blocks for axis in axes])), replace(access, dims=dims)
 
 
 def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> TrafficWindow:
