@@ -197,8 +197,7 @@ def _result_bytes(graph: Graph, program: Program) -> int:
 
 def _bytes_per_tile(group: VertexGroup, numbers: Iterable[int]) -> list[int]:
     """Bytes on a tile of the tensors of some fields, if spread evenly over the tiles of the vertices."""
-    # NO_TILE is −1: shifted by one, it is the first count, which is left out.
-    tiles = max(1, int(np.count_nonzero(np.bincount((group.tile - NO_TILE).ravel())[1:])))
+    tiles = max(1, np.unique(group.tile[group.tile != NO_TILE]).size)
     sizes = (group.accesses[n].tensor.size * element_bytes(group.codelet.fields[n].dtype) for n in numbers)
     return [-(-size // tiles) for size in sizes]
 

@@ -14,13 +14,12 @@ program, or in functions that it calls later, and no value may be read that over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables
@@ -28,15 +27,14 @@ from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.layout import MemoryOrder, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.lowering.passes import traced
 from ipujax.lowering.source_info import inside_scope
-from ipujax.runtime.graph import NO_TILE, ComputeSet, Copy, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.graph import ComputeSet, Copy, Graph, Sequence as ProgramSequence, VertexGroup, shift_vertices
 from ipujax.runtime.tensor import (
     Origin,
     Tensor,
     TileMapping,
     Variable,
     check_mapping,
-    frozen,
-    renumber_tiles,
+    shift_tiles,
     substitute,
 )
 
@@ -71,8 +69,7 @@ class IpuView(Graph):
         self.notes = graph.notes
         self.off_chip = graph.off_chip
         # The I/O tiles of an IPU are its last.
-        self._first = ipu * tiles_per_ipu + (tiles_per_ipu - num_io_tiles if of_io_tiles else 0)
-        self._tiles = frozen(self._first + np.arange(tiles), np.int32)
+        self.first_tile = ipu * tiles_per_ipu + (tiles_per_ipu - num_io_tiles if of_io_tiles else 0)
 
     @property
     def origin(self) -> Origin:
@@ -88,9 +85,7 @@ class IpuView(Graph):
 
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
         check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
-        mapping_of_graph = renumber_tiles(mapping, self._tiles)
-        assert mapping_of_graph is not None, "the mapping was checked against the tiles of one IPU"
-        self.full_graph.set_tile_mapping(variable, mapping_of_graph)
+        self.full_graph.set_tile_mapping(variable, shift_tiles(mapping, self.first_tile))
         self.mappings[variable] = mapping
 
     def add_copy_of(self, constant: Variable) -> Variable:
@@ -104,8 +99,7 @@ class IpuView(Graph):
         return variable in self.mappings
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
-        tile = np.where(group.tile == NO_TILE, NO_TILE, group.tile + self._first)
-        super().add_vertices(compute_set, replace(group, tile=frozen(tile, np.int32)))
+        super().add_vertices(compute_set, replace(group, tile=shift_vertices(group.tile, self.first_tile)))
 
 
 class LowersEquations(Protocol):
@@ -151,6 +145,7 @@ class Ipus:
         self.prog = prog
         self._make_lowering = make_lowering
         self._views: dict[int, IpuView] = {}
+        self._emissions: dict[Hashable, Any] = {}  # of all views: equal IPUs plan equal operations once
         self._lowerings: dict[int, LowersEquations] = {}
         self._local_constants: dict[tuple[Variable, int], Variable] = {}  # by the original and the IPU of the copy
         self._copies: dict[tuple[Tensor, int], Tensor] = {}  # likewise
@@ -159,7 +154,8 @@ class Ipus:
     def view(self, ipu: int) -> IpuView:
         """The view of one IPU as a graph."""
         if ipu not in self._views:
-            self._views[ipu] = IpuView(self.graph, ipu)
+            view = self._views[ipu] = IpuView(self.graph, ipu)
+            view.emissions = self._emissions
         return self._views[ipu]
 
     def lowering(self, ipu: int) -> LowersEquations:

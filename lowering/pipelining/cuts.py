@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations, islice, pairwise
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,9 +77,8 @@ def best_cuts(
         resident_bytes = resident_bytes + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = work.residual_bytes * stores_residuals
     # For each stage, and any two bounds, whether the segments between them fit its IPU.
-    in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]  # micro-batches
     stored_bytes_between = _range_sums(stored_bytes, bounds)
-    fits = [_fits_ipu(resident_bytes + micro_batches * stored_bytes_between, target) for micro_batches in in_flight]
+    fits = [_fits_ipu(resident_bytes + in_flight * stored_bytes_between, target) for in_flight in _in_flight(plan)]
 
     def all_stages_fit(candidate: Sequence[int]) -> bool:
         return all(fit[a, b] for fit, (a, b) in zip(fits, _ranges(candidate, bounds), strict=True))
@@ -125,8 +125,7 @@ def cut_cost(
     resident_bytes = _resident_bytes(work, resident, bounds) + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = _range_sums(work.residual_bytes * stores_residuals, bounds)
     ipu_bytes = np.zeros(plan.num_ipus)
-    for stage in range(plan.num_stages):
-        in_flight = plan.in_flight(stage) if plan.training else 1  # micro-batches
+    for stage, in_flight in enumerate(_in_flight(plan)):
         # Stage n is between bounds n and n + 1.
         ipu_bytes[plan.ipus[stage]] += resident_bytes[stage, stage + 1] + in_flight * stored_bytes[stage, stage + 1]
     ranges = [(int(a), int(b)) for a, b in pairwise(bounds)]
@@ -173,24 +172,23 @@ def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: Schedu
         plan: the schedule.
         target: one IPU, with its links to others.
     """
-    cycles: dict[tuple[int, Kind], float] = {}  # of one task, by its stage and kind
-    for stage, (first, end) in enumerate(ranges):
-        has_stash = plan.training and plan.in_flight(stage) > 1  # values wait in a ring for the backward task
+    cycles = np.zeros((plan.num_stages, len(Kind)))  # of one task, by its stage and kind
+    for stage, ((first, end), in_flight) in enumerate(zip(ranges, _in_flight(plan), strict=True)):
+        has_stash = plan.training and in_flight > 1  # values wait in a ring for the backward task
         sent_bytes = work.crossing_bytes[end] if end < len(work.crossing_bytes) else 0.0  # the last stage sends nothing
         # The bytes over a cut are those of both directions, gradients too: they count once, with the forward task.
         sending = float(sent_bytes) / target.global_exchange_bytes_per_second * target.clock_hz
         forward = float(work.forward_cycles[first:end].sum() + has_stash * work.push_cycles[first:end].sum()) + sending
         backward = float(work.backward_cycles[first:end].sum() + has_stash * work.pop_cycles[first:end].sum())
-        cycles |= {(stage, FORWARD): forward, (stage, BACKWARD): backward}
+        cycles[stage, [FORWARD, BACKWARD]] = forward, backward
         # Assumed: gradients of inputs and of weights take as long as each other.
-        cycles |= {(stage, BACKWARD_INPUT): backward / 2, (stage, BACKWARD_WEIGHT): backward / 2}
+        cycles[stage, [BACKWARD_INPUT, BACKWARD_WEIGHT]] = backward / 2
     if target.global_exchange == "lockstep":  # the slowest task of each slot delays all IPUs
-        return sum(
-            block.count * max(cycles[task.stage, task.kind] for task in slot)
-            for block in plan.blocks
-            for slot in block.slots
-        )
+        slots = _tasks_of_slots(plan)
+        slowest = np.maximum.reduceat(cycles[slots.stages, slots.kinds], slots.starts)
+        return float(sum((slots.counts * slowest).tolist()))
     # Buffered exchange: a task begins when its IPU is free and the value of the stage before (or behind) has arrived.
+    cycles_of_tasks = cycles.tolist()
     clocks = [0.0] * plan.num_ipus
     end_clocks: dict[tuple[int, int, bool], float] = {}  # by stage, micro-batch, and whether the task is backward
     for slot in plan.slots():
@@ -200,10 +198,41 @@ def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: Schedu
             predecessor = (task.stage + (1 if is_backward else -1), task.micro_batch, is_backward)
             # Gradients of weights need what the same stage has already, and no stage waits for them.
             ready = 0.0 if task.kind == BACKWARD_WEIGHT else end_clocks.get(predecessor, 0.0)
-            clocks[ipu] = max(clocks[ipu], ready) + cycles[task.stage, task.kind]
+            clocks[ipu] = max(clocks[ipu], ready) + cycles_of_tasks[task.stage][task.kind]
             if task.kind != BACKWARD_WEIGHT:
                 end_clocks[task.stage, task.micro_batch, is_backward] = clocks[ipu]
     return max(clocks)
+
+
+class _SlotTasks(NamedTuple):
+    """Tasks of the distinct slots of a schedule, one slot after the other.
+
+    Args:
+        stages: stage of each task, int64[tasks].
+        kinds: its kind, int64[tasks].
+        starts: first task of each slot, int64[slots].
+        counts: runs of each slot, int64[slots].
+    """
+
+    stages: np.ndarray
+    kinds: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+
+# A search costs hundreds of cuts by the same few schedules.
+@lru_cache(maxsize=64)
+def _tasks_of_slots(plan: SchedulePlan) -> _SlotTasks:
+    slots = [(block.count, slot) for block in plan.blocks for slot in block.slots]
+    stages, kinds = np.array([(task.stage, task.kind) for _, slot in slots for task in slot]).T
+    starts = np.cumsum([0, *(len(slot) for _, slot in slots[:-1])])
+    return _SlotTasks(stages, kinds, starts, np.array([count for count, _ in slots]))
+
+
+@lru_cache(maxsize=64)
+def _in_flight(plan: SchedulePlan) -> tuple[int, ...]:
+    """Micro-batches in the stash of each stage at once."""
+    return tuple(plan.in_flight(stage) if plan.training else 1 for stage in range(plan.num_stages))
 
 
 def all_cuts(work: Work, num_stages: int, limit: int) -> Iterator[tuple[int, ...]]:
@@ -317,13 +346,14 @@ def _cut_of_least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages:
         num_stages: number of stages.
     """
     size = len(times)
+    ends = np.arange(size)
     # Dynamic programming over stages: total[b] is the least sum of times of the stages that end at bound b.
     total = np.where(fits[0][0], times[0], np.inf)
     choices: list[np.ndarray] = []
     for stage in range(1, num_stages):
         through = total[:, None] + np.where(fits[stage], times, np.inf)  # [begin of the stage, end of it]
         choices.append(through.argmin(0))  # for each end the best begin
-        total = through.min(0)
+        total = through[choices[-1], ends]
     if not np.isfinite(total[size - 1]):
         return None
     cuts = []

@@ -42,7 +42,16 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, Term
 from ipujax.lowering.popops import assign, new_stack, new_state, push
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.schedules import FORWARD, SchedulePlan, Slot
-from ipujax.runtime.graph import Builder, Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Builder,
+    Call,
+    Copy,
+    Function,
+    PipelineTask,
+    Program,
+    Repeat,
+    Sequence as ProgramSequence,
+)
 from ipujax.runtime.tensor import BACKWARD as BACKWARD_PART, FORWARD as FORWARD_PART, UPDATE, Tensor, concat
 from ipujax.runtime.tensor.roles import GRADIENTS
 
@@ -388,7 +397,10 @@ class _Blocks:
             self._arriving[send.reader].append(send.arrival)
         links = [(task, send.reader) for task, sends_of_task in sends.items() for send in sends_of_task]
         self._marks = pipeline.staged.marks(pipeline.name, functions, links)
+        # Nodes that several slots have: equal nodes are analysed once.
         self._copies: dict[tuple[int, ...], Program] = {}  # see `_copy`
+        self._calls: dict[Function, Call] = {}  # see `_call`
+        self._flats: dict[int, Tensor] = {}  # by the identity of the tensor, see `_flat`
 
     def all_tasks(self) -> ProgramSequence:
         """The program from the first task to the last: ramp-up, steady state and ramp-down."""
@@ -418,7 +430,7 @@ class _Blocks:
                 if len(arrival.landing) > 1:  # the part reads one variable, the others are in rotation
                     landed = arrival.landing[task.micro_batch % len(arrival.landing)]
                     steps.add(self._copy([_CopiedPair(landed, arrival.read)]))
-            steps.add(Call(self._functions[kind], self._pipeline.ipus.graph.origin, self._marks[kind]))
+            steps.add(self._call(self._functions[kind], self._marks[kind]))
         self._add_sends([(send, task.micro_batch) for task, kind in tasks for send in self._sends.get(kind, ())], steps)
         for step in self._moves.after(kind for _, kind in tasks):
             steps.add(step)
@@ -441,7 +453,13 @@ class _Blocks:
             steps.add(self._copy(pairs))
         for send, _ in sends:
             if send.arrival.receive is not None:
-                steps.add(Call(send.arrival.receive, self._pipeline.ipus.graph.origin))
+                steps.add(self._call(send.arrival.receive))
+
+    def _call(self, function: Function, mark: PipelineTask | None = None) -> Call:
+        """The call of a function, marked as a task or not; the same node each time."""
+        if function not in self._calls:
+            self._calls[function] = Call(function, self._pipeline.ipus.graph.origin, mark)
+        return self._calls[function]
 
     def _copy(self, pairs: Sequence[_CopiedPair]) -> Program:
         """One copy of several tensors; the same node if the same tensors are copied again."""
@@ -449,9 +467,15 @@ class _Blocks:
         if key not in self._copies:
             sources, destinations = zip(*pairs, strict=True)
             if len(pairs) > 1:
-                sources = (concat([x.reshape((x.size,)) for x in sources]),)
-                destinations = (concat([x.reshape((x.size,)) for x in destinations]),)
+                sources = (concat([self._flat(x) for x in sources]),)
+                destinations = (concat([self._flat(x) for x in destinations]),)
             self._copies[key] = Copy(
                 sources[0], destinations[0], f"{self._pipeline.name}/exchange", self._pipeline.ipus.graph.origin
             )
         return self._copies[key]
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        """A sent or received tensor as one dimension, which has a part in many copies."""
+        if id(tensor) not in self._flats:
+            self._flats[id(tensor)] = tensor.reshape((tensor.size,))
+        return self._flats[id(tensor)]

@@ -21,14 +21,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.cache import recall_stored
+from ipujax.runtime.cache import recall, recall_stored
 from ipujax.runtime.cost.ipu_window import Window, compact, is_count_by_tile, mapping_range, tile_range
 from ipujax.runtime.cost.padded_rows import padding_of_group
-from ipujax.runtime.cost.rearrangement import field_traffics, rearrangement
+from ipujax.runtime.cost.rearrangement import field_traffics, rearrangement, traffics_of
 from ipujax.runtime.exchange import (
     Traffic,
     exchange_cycles,
@@ -49,6 +50,7 @@ from ipujax.runtime.graph import (
     VertexGroup,
     dim_extent,
     repetitions,
+    shift_vertices,
 )
 from ipujax.runtime.target import Target, issue_round_cycles
 
@@ -156,11 +158,11 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     window = window_of(graph, graph.groups[compute_set])
     key = cost_key(graph, compute_set, window.first_tile)
     if key is None:
-        return _count_and_cost(graph, compute_set)
+        return _count_and_cost(graph, compute_set, None)
     # As if its first IPU were the first of all: stages that are equal on other IPUs have equal costs.
     cost = recall_stored(
         ("compute set", key, _constants_read(graph, compute_set)),
-        lambda: replace(_count_and_cost(graph, compute_set), first_ipu=0),
+        lambda: replace(_count_and_cost(graph, compute_set, key), first_ipu=0),
         ComputeSetCost,
         lambda cost: _is_cost_of(cost, graph, compute_set),
     )
@@ -224,7 +226,7 @@ def _cost_key(group: VertexGroup, graph: Graph, first_tile: int) -> tuple[object
     if None in views:
         return None
     mapped = tuple((x.dtype, mappings_from(first_tile, x, graph)) for x in tensors)
-    tile = np.where(group.tile == NO_TILE, NO_TILE, group.tile - first_tile) if first_tile else group.tile
+    tile = shift_vertices(group.tile, -first_tile)
     cuts = tuple(axis.cuts.tobytes() for axis in group.axes)
     padded = tuple(graph.padded_lengths.items())
     return (
@@ -238,17 +240,31 @@ def _cost_key(group: VertexGroup, graph: Graph, first_tile: int) -> tuple[object
     )
 
 
-def _count_and_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
+def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, ...] | None) -> ComputeSetCost:
+    """Return the cost of a compute set; `keys` are those of its groups, see `cost_key`.
+
+    Compute sets have groups in common, where merging adds others: stages push to stashes of different lengths.
+    """
     groups = graph.groups[compute_set]
     target = graph.target
     window = window_of(graph, groups)
-    reads = field_traffics(graph, groups, False, window)
-    writes = field_traffics(graph, groups, True, window)
+    if keys is None:
+        parts = [_group_cost(group, graph, window) for group in groups]
+    else:
+        beside = _constants_read(graph, compute_set), window.tiles
+        parts = [
+            recall(("vertices", key, beside), partial(_group_cost, group, graph, window))
+            for key, group in zip(keys, groups, strict=True)
+        ]
+    reads = field_traffics(groups, [part.reads for part in parts], False)
+    writes = field_traffics(groups, [part.writes for part in parts], True)
     before, after = (
         rearrangement(rows, is_result, window, graph) for rows, is_result in ((reads, False), (writes, True))
     )
     copied_cycles = before.cycles + after.cycles
-    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertex_costs(graph, groups, window)
+    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertex_costs(
+        groups, [part.vertices for part in parts], window, target
+    )
     return ComputeSetCost(
         compute_set,
         window.first_ipu,
@@ -292,19 +308,17 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
 
 
 def _vertex_costs(
-    graph: Graph, groups: Sequence[VertexGroup], window: Window
+    groups: Sequence[VertexGroup], parts: Sequence[_GroupCycles], window: Window, target: Target
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray, tuple[tuple[int, SlowReason, int], ...]]:
     """Return cycles and active cycles by tile, cycles by group, those by codelet, vertices by tile, slow paths."""
     tiles = window.tiles
-    target = graph.target
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
     by_group: list[int] = []
     by_codelet = Counter[str]()
     worker_vertices: list[tuple[np.ndarray, np.ndarray]] = []
     slow_paths: list[tuple[int, SlowReason, int]] = []
-    for number, group in enumerate(groups):
-        part = _group_cycles(group, graph)
-        tile = part.tile - window.first_tile
+    for number, (group, part) in enumerate(zip(groups, parts, strict=True)):
+        tile = part.tile
         on_tile = np.bincount(tile, part.cycles, tiles).astype(np.int64)
         vertices += np.bincount(tile, minlength=tiles)
         busy_slots = on_tile
@@ -332,13 +346,27 @@ def _vertex_costs(
 class _GroupCycles:
     """Cycles of the vertices of a group, int64[vertices]; `idle_slots` are None where all workers are busy."""
 
-    tile: np.ndarray
+    tile: np.ndarray  # counted from the first of a window
     cycles: np.ndarray  # rounded up, with those of slow paths
     idle_slots: np.ndarray | None
     slow_paths: tuple[tuple[SlowReason, np.ndarray], ...]  # reason, cycles
 
 
-def _group_cycles(group: VertexGroup, graph: Graph) -> _GroupCycles:
+@dataclass(frozen=True, slots=True, eq=False)
+class _GroupCost:
+    """Cycles of the vertices of a group, and the exchanges of fields that it reads and writes, on tiles of a window."""
+
+    vertices: _GroupCycles
+    reads: Sequence[Traffic]
+    writes: Sequence[Traffic]
+
+
+def _group_cost(group: VertexGroup, graph: Graph, window: Window) -> _GroupCost:
+    reads, writes = (traffics_of(group, graph, is_result, window) for is_result in (False, True))
+    return _GroupCost(_group_cycles(group, graph, window.first_tile), reads, writes)
+
+
+def _group_cycles(group: VertexGroup, graph: Graph, first_tile: int) -> _GroupCycles:
     codelet = group.codelet
     target = graph.target
     shapes = block_shapes(group)
@@ -355,7 +383,7 @@ def _group_cycles(group: VertexGroup, graph: Graph) -> _GroupCycles:
         return np.broadcast_to(values, group.grid)[is_vertex]
 
     return _GroupCycles(
-        group.tile[is_vertex].astype(np.int64),
+        group.tile[is_vertex].astype(np.int64) - first_tile,
         of_vertices(cycles),
         None if idle_slots is None else of_vertices(idle_slots),
         tuple((path.reason, of_vertices(path.cycles)) for path in paths),

@@ -23,7 +23,7 @@ from ipujax.runtime.cost.compute_set import (
 )
 from ipujax.runtime.cost.ipu_window import Window
 from ipujax.runtime.cost.padded_rows import padding_of_group
-from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts
+from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts, traffics_of
 from ipujax.runtime.exchange import Traffic, copy_cycles
 from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Graph, Repetition, VertexGroup, repetitions
 from ipujax.runtime.target import Machines, Target, issue_round_cycles, recalled_value
@@ -223,7 +223,10 @@ def compute_set_counts(
 
 
 def _group_counts(group: VertexGroup, window: Window, graph: Graph) -> GroupCounts:
-    reads, writes = (field_traffics(graph, [group], is_result, window) for is_result in (False, True))
+    reads, writes = (
+        field_traffics([group], [traffics_of(group, graph, is_result, window)], is_result)
+        for is_result in (False, True)
+    )
     copied = np.concatenate([_copied(reads, False, window, graph), _copied(writes, True, window, graph)])
     read_traffic, written_traffic = ([row.traffic for row in rows] for rows in (reads, writes))
     return GroupCounts(_distinct_vertices(group, window, graph), read_traffic, written_traffic, copied)

@@ -217,13 +217,13 @@ class CopyCosts:
         width = target.tiles_per_ipu
         payload = self._payload_of(copy)
         first = payload.window.first_ipu
-        parts_of_ipus: list[list[TrafficWindow]] = [[] for _ in range(payload.window.num_ipus)]
+        parts_of_ipus: list[list[tuple[int, Traffic]]] = [[] for _ in range(payload.window.num_ipus)]
         for part in payload.parts:
             # Without elements the tiles of a part are no tiles of the copy.
             begin, end = part.first, part.first + len(part.traffic.local_bytes)
             for ipu in range(max(first, begin // width), min(first + len(parts_of_ipus), -(-end // width))):
-                parts_of_ipus[ipu - first].append(replace(part, first=begin - ipu * width))
-        costs = [self._ipu_cost(replace(payload, window=Window(0, 1, width), parts=parts)) for parts in parts_of_ipus]
+                parts_of_ipus[ipu - first].append((begin - ipu * width, part.traffic))
+        costs = [self._ipu_cost(payload, parts) for parts in parts_of_ipus]
         links = None if payload.flows is None else link_cycles(payload.flows, target)
         slow_path = next((cost.slow_path for cost in costs if cost.slow_path is not None), None)
         return CopyCost(first, tuple(cost.ipus[0] for cost in costs), payload.flows, links, slow_path)
@@ -233,12 +233,14 @@ class CopyCosts:
         payload = self._payload_of(copy)
         return replace(_counts_of(payload), flows=payload.flows, link_flows=payload.flows)
 
-    def _ipu_cost(self, payload: _Payload) -> CopyCost:
-        """Return the cost on an IPU of what a copy moves there, but for that of its links."""
+    def _ipu_cost(self, payload: _Payload, parts: Sequence[tuple[int, Traffic]]) -> CopyCost:
+        """Return the cost of some traffic of a copy on one IPU, from a tile of it on, but for that of its links."""
         is_global = payload.flows is not None
-        key = payload.padding, payload.uneven, is_global, *((id(part.traffic), part.first) for part in payload.parts)
+        key = payload.padding, payload.uneven, is_global, *((first, id(traffic)) for first, traffic in parts)
         if key not in self._ipus:
-            self._ipus[key] = _counts_of(payload).cost(self._graph.target)
+            window = Window(0, 1, self._graph.target.tiles_per_ipu)
+            on_ipu = replace(payload, window=window, parts=[TrafficWindow(*part) for part in parts])
+            self._ipus[key] = _counts_of(on_ipu).cost(self._graph.target)
         return self._ipus[key]
 
     def _payload_of(self, copy: Copy) -> _Payload:

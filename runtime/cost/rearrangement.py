@@ -19,7 +19,7 @@ from ipujax.runtime.cost.ipu_window import Window
 from ipujax.runtime.cost.padded_rows import padding_of_tensor, with_padding
 from ipujax.runtime.exchange import Traffic, atom_cycles, copy_cycles, shortest_atom, slow_bytes
 from ipujax.runtime.exchange.traffic import traffic
-from ipujax.runtime.graph import NO_TILE, Field, Graph, SlowReason, VertexGroup
+from ipujax.runtime.graph import NO_TILE, Access, Field, Graph, SlowReason, VertexGroup
 from ipujax.runtime.tensor import Tensor
 
 
@@ -34,20 +34,32 @@ class FieldTraffic:
     traffic: Traffic
 
 
-def field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool, window: Window) -> list[FieldTraffic]:
-    """Return the exchange of each field of some groups that is read, or with `results` of each that is written."""
+def traffics_of(group: VertexGroup, graph: Graph, results: bool, window: Window) -> list[Traffic]:
+    """Return the exchange of each field of a group that is read, or with `results` written, padding included."""
     return [
-        FieldTraffic(number, group, field, access.tensor, _padded_traffic(group, position, graph, results, window))
-        for number, group in enumerate(groups)
-        for position, (field, access) in enumerate(zip(group.codelet.fields, group.accesses, strict=True))
-        if (field.is_written if results else field.is_read)
+        with_padding(
+            traffic(group, position, graph, results, window.tile_numbers),
+            padding_of_tensor(access.tensor, graph.padded_lengths),
+        )
+        for position, (_, access) in _exchanged(group, results).items()
     ]
 
 
-def _padded_traffic(group: VertexGroup, position: int, graph: Graph, results: bool, window: Window) -> Traffic:
-    """Return the exchange of a field, padding included."""
-    factor = padding_of_tensor(group.accesses[position].tensor, graph.padded_lengths)
-    return with_padding(traffic(group, position, graph, results, window.tile_numbers), factor)
+def field_traffics(
+    groups: Sequence[VertexGroup], traffics: Sequence[Sequence[Traffic]], results: bool
+) -> list[FieldTraffic]:
+    """Return the exchanges of the fields of some groups, of which `traffics` has those of each, see `traffics_of`."""
+    return [
+        FieldTraffic(number, group, field, access.tensor, exchange)
+        for number, (group, exchanges) in enumerate(zip(groups, traffics, strict=True))
+        for (field, access), exchange in zip(_exchanged(group, results).values(), exchanges, strict=True)
+    ]
+
+
+def _exchanged(group: VertexGroup, results: bool) -> dict[int, tuple[Field, Access]]:
+    """Return fields of a group by position: those that are read, or with `results` written."""
+    fields = enumerate(zip(group.codelet.fields, group.accesses, strict=True))
+    return {n: pair for n, pair in fields if (pair[0].is_written if results else pair[0].is_read)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

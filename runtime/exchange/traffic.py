@@ -30,7 +30,7 @@ from ipujax.runtime.exchange.count import MAX_RUNS, Traffic, count_traffic
 from ipujax.runtime.exchange.demand import access_demand, copy_demand, copy_grid, grid_of, mappings_of
 from ipujax.runtime.exchange.disjoint_reads import count_disjoint_reads, is_disjoint_read
 from ipujax.runtime.exchange.shared_bus import Buses
-from ipujax.runtime.graph import Access, Axis, Graph, VertexGroup, element
+from ipujax.runtime.graph import Access, Axis, Graph, VertexGroup, element, shift_vertices
 from ipujax.runtime.tensor import (
     Affine,
     Blocked,
@@ -43,6 +43,7 @@ from ipujax.runtime.tensor import (
     concat,
     concat_nodes,
     element_bytes,
+    shift_tiles,
     surely_disjoint,
 )
 
@@ -121,7 +122,9 @@ def independent_parts(source: Tensor, destination: Tensor) -> list[tuple[Tensor,
     destinations = _split_at(written, cuts, destination.dtype)
     groups = _group_overlapping([piece.variables() for piece in sources])
     return [
-        (concat([sources[n] for n in numbers], read.axis), concat([destinations[n] for n in numbers], read.axis))
+        (sources[numbers[0]], destinations[numbers[0]])
+        if len(numbers) == 1
+        else (concat([sources[n] for n in numbers], read.axis), concat([destinations[n] for n in numbers], read.axis))
         for numbers in groups
     ]
 
@@ -183,15 +186,16 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     item_bytes = element_bytes(tensor.dtype)
     if tensor.size == 0 or group.num_vertices == 0:
         return TrafficWindow(0, _no_traffic(1))
+    group, access = _of_cut_axes(group, access)
     if len(mappings) == 1 and _is_in_place(group, access, mappings[0]):
         first, last = _tile_range(mappings[0])
         return TrafficWindow(first, _in_place_traffic(mappings[0], item_bytes))
     buses = _buses(graph)
     first, last = _common_range([_tile_bounds(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
     # Tiles are counted from the first that takes part: counts are then short, and equal on any IPU.
-    tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
+    tile = shift_vertices(group.tile, -first)
     grid = grid_of(group.axes, tile)
-    homes = tuple(_shift_tiles(mapping, first) for mapping in mappings)
+    homes = tuple(shift_tiles(mapping, -first) for mapping in mappings)
     num_tiles = last - first + 1
 
     def compute() -> Traffic:
@@ -204,13 +208,28 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     return TrafficWindow(first, compute() if view is None else recall(("traffic", *key), compute))
 
 
+def _of_cut_axes(group: VertexGroup, access: Access) -> tuple[VertexGroup, Access]:
+    """Return the grid and an access without the axes of one block that the access has not: they make no difference.
+
+    So pushes to stashes of different lengths read their operands alike, and stashes are in place.
+    """
+    used = {term.axis for dim in access.dims for term in dim.terms}
+    kept = [n for n, axis in enumerate(group.axes) if n in used or axis.blocks != 1] or [0]
+    if len(kept) >= len(group.axes):
+        return group, access
+    number = {axis: n for n, axis in enumerate(kept)}
+    dims = tuple(replace(d, terms=tuple(replace(t, axis=number[t.axis]) for t in d.terms)) for d in access.dims)
+    axes = tuple(group.axes[n] for n in kept)
+    return grid_of(axes, group.tile.reshape([axis.blocks for axis in axes])), replace(access, dims=dims)
+
+
 def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> TrafficWindow:
     """Return the exchange of a copy to a tensor that is not a grid of blocks."""
     item_bytes = element_bytes(source.dtype)
     buses = _buses(graph)
     mappings = mappings_of(source, graph), mappings_of(destination, graph)
     first, last = _common_range([_tile_range(mapping) for both in mappings for mapping in both], buses)
-    read_homes, written_homes = (tuple(_shift_tiles(mapping, first) for mapping in both) for both in mappings)
+    read_homes, written_homes = (tuple(shift_tiles(mapping, -first) for mapping in both) for both in mappings)
     num_tiles = last - first + 1
 
     def compute() -> Traffic:
@@ -240,16 +259,10 @@ def _tile_range(mapping: TileMapping) -> tuple[int, int]:
     return _tile_bounds(mapping.tiles)
 
 
-@remembered
-def _shift_tiles(mapping: TileMapping, shift: int) -> TileMapping:
-    """Subtract `shift` from every tile of a mapping; the same object for the same contents."""
-    return mapping.on_tiles(mapping.tiles - shift)
-
-
 def mappings_from(first_tile: int, tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
     """Return the mappings of a tensor's variables with tiles counted from one."""
     mappings = mappings_of(tensor, graph)
-    return tuple(_shift_tiles(mapping, first_tile) for mapping in mappings) if first_tile else mappings
+    return tuple(shift_tiles(mapping, -first_tile) for mapping in mappings) if first_tile else mappings
 
 
 def traffic_on(windows: Sequence[TrafficWindow], tiles: range) -> Traffic:
@@ -330,7 +343,7 @@ def _in_place_traffic(mapping: TileMapping, item_bytes: int) -> Traffic:
     """Return the traffic of vertices that read all elements on their own tile; over the tiles of the mapping."""
     first, last = _tile_range(mapping)
     zeros = _zeros(last - first + 1)
-    elements = _shift_tiles(mapping, first).elements_per_tile(last - first + 1)
+    elements = shift_tiles(mapping, -first).elements_per_tile(last - first + 1)
     local = _read_only(elements * item_bytes), _read_only((elements > 0).astype(np.int64))
     return Traffic(zeros, zeros, zeros, zeros, zeros, *local, zeros, zeros, zeros)
 

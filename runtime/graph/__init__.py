@@ -90,6 +90,7 @@ from ipujax.runtime.graph.vertex_group import (
     dim_extent as dim_extent,
     element as element,
     extents as extents,
+    shift_vertices as shift_vertices,
     squeezed_shape as squeezed_shape,
     unsplit as unsplit,
     vertex_blocks as vertex_blocks,

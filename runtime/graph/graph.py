@@ -71,6 +71,7 @@ class Graph(OfGraph):
         replica_axes: axes of a mesh whose devices the replicas are; none for others.
     """
 
+    first_tile = 0  # of its tiles, in the graph that has the vertices, see `IpuView`
     next_tile = 0  # first tile of the next small variable
     maps_automatically = True  # whether operations may map variables that have no tile mapping
     owner: object = None  # of its variables, see `Variable.owner`

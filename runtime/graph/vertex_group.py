@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ipujax.runtime.graph.codelet import Codelet
-from ipujax.runtime.tensor import Origin, Tensor
+from ipujax.runtime.tensor import Origin, Tensor, frozen
 
 Kind = Literal["map", "reduce", "literal"]
 NO_TILE = -1  # tile of a block that has no vertex
@@ -158,6 +158,11 @@ class VertexGroup:
     @property
     def grid(self) -> tuple[int, ...]:
         return tuple(axis.blocks for axis in self.axes)
+
+
+def shift_vertices(tile: np.ndarray, shift: int) -> np.ndarray:
+    """Return the tile of each vertex of a group, `NO_TILE` for none, on as many tiles further."""
+    return frozen(np.where(tile == NO_TILE, NO_TILE, tile + shift), np.int32) if shift else tile
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -23,11 +23,12 @@ import numpy as np
 
 from ipujax.runtime.analysis import Liveness, Step
 from ipujax.runtime.cost import ComputeSetCost, bytes_in_memory
+from ipujax.runtime.cost.ipu_window import mapping_range
 from ipujax.runtime.files.figure_kinds import TileIndex
 from ipujax.runtime.graph import Execute, Graph
 from ipujax.runtime.memory.always_live import Costs
 from ipujax.runtime.memory.frames import Frames, Owner
-from ipujax.runtime.tensor import Origin, TileMapping, Variable, pad_tiles
+from ipujax.runtime.tensor import Origin, TileMapping, Variable, frozen, pad_tiles, shift_tiles
 
 LIVE = ("variable", "message", "rearrangement", "outputEdge", "borrowed")
 
@@ -88,9 +89,10 @@ class Occupancy:
         self.target = graph.target
         self.borrowed: dict[tuple[str, int], Borrowed] = {}
         self._costs = costs
-        # By mapping and element size, not by variable: most variables of a model share a few mappings.
         self._padded_lengths = graph.padded_lengths
-        self._bytes_by_tile: dict[tuple[TileMapping, float], tuple[int, np.ndarray]] = {}
+        # Counted by mapping and element size: most variables of a model share a few mappings, as equal IPUs do.
+        self._bytes_by_mapping: dict[tuple[TileMapping, float], np.ndarray] = {}
+        self._bytes_by_tile: dict[Variable, tuple[int, np.ndarray]] = {}
         self._peaks: dict[Owner, Peak] = {}
         self._tiles: dict[Owner, range] = {}
         self._peak_pieces: dict[Owner, list[Piece]] = {}
@@ -98,14 +100,16 @@ class Occupancy:
 
     def bytes_by_tile(self, variable: Variable) -> tuple[int, np.ndarray]:
         """Return the first tile of a variable, and its bytes on each tile from there on."""
-        mapping = self.graph.mappings[variable]
-        key = mapping, bytes_in_memory(variable, self._padded_lengths)
-        if key not in self._bytes_by_tile:
-            counts = mapping.elements_per_tile(self.target.num_tiles)
-            tiles = np.flatnonzero(counts)
-            first, stop = (int(tiles[0]), int(tiles[-1]) + 1) if len(tiles) else (0, 0)
-            self._bytes_by_tile[key] = first, np.ceil(counts[first:stop] * key[1]).astype(np.int64)
-        return self._bytes_by_tile[key]
+        if variable not in self._bytes_by_tile:
+            mapping = self.graph.mappings[variable]
+            low, high = mapping_range(mapping)
+            first = low // self.target.tiles_per_ipu * self.target.tiles_per_ipu
+            key = shift_tiles(mapping, -first), bytes_in_memory(variable, self._padded_lengths)
+            if key not in self._bytes_by_mapping:
+                counts = key[0].elements_per_tile(high - first)[low - first :]
+                self._bytes_by_mapping[key] = frozen(np.ceil(counts * key[1]), np.int64)
+            self._bytes_by_tile[variable] = low, self._bytes_by_mapping[key]
+        return self._bytes_by_tile[variable]
 
     def bytes_on_tile(self, variable: Variable, tile: int) -> int:
         """Return the bytes of a variable on one tile."""
@@ -209,11 +213,15 @@ class Occupancy:
         by_category = {name: np.zeros(len(tiles), np.int64) for name in LIVE}
         peak = Peak(np.zeros(len(tiles), np.int64), by_category, np.zeros(len(tiles), np.int64))
         starts, ends = starts_and_ends(frame)
+        # A step may run often: the ramps of a pipeline of s stages have s² calls of its parts.
+        pieces_of: dict[Step, list[Piece]] = {}
         for position, step in enumerate(frame.steps):
             for variable in ends[position]:
                 self._add(live_bytes, variable, -1, tiles.start)
             changed = [self._add(live_bytes, variable, 1, tiles.start) for variable in starts[position]]
-            pieces = [(name, first - tiles.start, values) for name, first, values in self._pieces_of(owner, step)]
+            if step not in pieces_of:
+                pieces_of[step] = [(name, first - tiles.start, x) for name, first, x in self._pieces_of(owner, step)]
+            pieces = pieces_of[step]
             changed += [(first, first + len(values)) for _, first, values in pieces]
             if changed:  # tiles where nothing started cannot be fuller than before
                 window = slice(min(first for first, _ in changed), max(stop for _, stop in changed))

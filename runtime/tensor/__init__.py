@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         owners as owners,
         pad_tiles as pad_tiles,
         renumber_tiles as renumber_tiles,
+        shift_tiles as shift_tiles,
     )
     from ipujax.runtime.tensor.tensor import (
         Tensor as Tensor,

@@ -173,6 +173,12 @@ def renumber_tiles(mapping: TileMapping, new_tiles: np.ndarray) -> TileMapping |
     return None if np.any(tiles < 0) else mapping.on_tiles(tiles)
 
 
+@remembered
+def shift_tiles(mapping: TileMapping, shift: int) -> TileMapping:
+    """Add `shift` to every tile of a mapping; the same object for the same contents."""
+    return mapping.on_tiles(mapping.tiles + shift)
+
+
 def even_cuts(extent: int, blocks: int, grain: int = 1) -> np.ndarray:
     """Cut `extent` in at most `blocks` blocks, at least 1, of complete grains, as equal as possible.
 

@@ -18,7 +18,7 @@ Input and output: nodes with valid arguments; `ipujax.runtime.tensor.tensor` che
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -44,10 +44,11 @@ class Concat:
     axis: int
     parts: tuple[Node, ...]
     shape: tuple[int, ...]
+    variables: tuple[Variable, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def variables(self) -> tuple[Variable, ...]:
-        return distinct(v for part in self.parts for v in part.variables)
+    def __post_init__(self) -> None:
+        # Kept: a copy between the stages of a pipeline has a part for each, and many passes ask for its variables.
+        object.__setattr__(self, "variables", distinct(v for part in self.parts for v in part.variables))
 
     @property
     def bounds(self) -> list[int]:

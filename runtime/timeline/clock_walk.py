@@ -351,8 +351,7 @@ class Walk:
                 self._effects[task] = self.effect_of((call.function.body,), caller, ipu)
             effect = self._effects[task]
             sums = effect.sums.times(times)
-            begin = effect.begin_of(clocks.state)
-            effect.apply(clocks.state)
+            begin = effect.apply_task(clocks.state)
         clocks.sums.add(sums)
         end = int(clocks.state[ipu, 0])
         return TimelineStep(call, (ipu,), (int(begin[0]),), (end,), caller=caller, times=times, sums=sums)

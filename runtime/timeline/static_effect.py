@@ -54,6 +54,8 @@ class Sums:
 
     def times(self, count: int) -> Sums:
         """Return the sums over `count` repetitions."""
+        if count == 1:
+            return self
         runs = Counter({key: number * count for key, number in self.runs.items()})
         return Sums(self.work * count, self.overlapped * count, runs)
 
@@ -78,10 +80,14 @@ class StaticEffect:
         """Advance the clocks of `state`, int64[IPUs + slots, k] cycles, in place, over `count` runs of the parts."""
         apply_to_rows(self.matrix, self.rows, state, count)
 
-    def begin_of(self, state: np.ndarray) -> np.ndarray:
-        """Return the clock of the task's IPU when its work begins, int64[k] cycles, if it is run on `state`."""
+    def apply_task(self, state: np.ndarray) -> np.ndarray:
+        """Advance the clocks of `state` in place; return that of the task's IPU when its work begins, int64[k]."""
         assert self.begin is not None, "the effect is of a task"
-        begin: np.ndarray = maxplus.product(self.begin, state[list(self.rows)])[0]
+        chosen = list(self.rows)
+        # As one product: a task of a pipeline has few rows, and a ramp of s stages s² tasks.
+        clocks = maxplus.product(np.concatenate([self.matrix, self.begin]), state[chosen])
+        state[chosen] = clocks[:-1]
+        begin: np.ndarray = clocks[-1]
         return begin
 
 

@@ -2,7 +2,7 @@
 
 Input: an operation, its operands, and a function that plans and adds it. Output: its results. The first of equal
 operations is planned; a later one, on operands of equal shapes and mappings, gets the same vertices on its own
-variables. Emissions are stored in the graph.
+variables, from its own first tile on. Emissions are stored in the graph; the views of equal IPUs share them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from ipujax.lowering.popops.maps.constants import immediate_of
+from ipujax.lowering.popops.vertices.kernel import freeze
 from ipujax.runtime.exchange import geometry
-from ipujax.runtime.graph import Builder, Execute, Graph, Sequence as ProgramSequence, VertexGroup
-from ipujax.runtime.tensor import Tensor, Variable, substitute
+from ipujax.runtime.graph import Builder, Execute, Graph, Sequence as ProgramSequence, VertexGroup, shift_vertices
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, substitute
 
 Add = Callable[[ProgramSequence], list[Tensor]]
 
@@ -22,8 +24,10 @@ class Emission:
     """Vertices and variables that an operation added."""
 
     name: str  # debug name of the operation, a prefix of all others
-    operands: tuple[Variable, ...]  # variables of its operands, each once
-    variables: tuple[Variable, ...]  # variables that it added, except constants
+    operands: dict[Variable, TileMapping | None]  # variables of its operands, each once, and their mappings
+    variables: dict[Variable, TileMapping]  # variables that it added, except constants
+    first_tile: int  # of its graph, from which mappings count tiles, and vertices do not
+    has_constants: bool  # whether it added constants, which other IPUs cannot read
     steps: tuple[tuple[str, tuple[VertexGroup, ...]], ...]  # name and vertices of each compute set, in order
     results: tuple[Tensor, ...]
 
@@ -34,16 +38,17 @@ class Emission:
         """
         graph = builder.graph
         table = dict(zip(self.operands, operands, strict=True))
-        for recorded, operand in table.items():
-            if operand not in graph.mappings:
-                graph.set_tile_mapping(operand, graph.mappings[recorded])
-        for recorded in self.variables:
+        for recorded, mapping in self.operands.items():
+            if mapping is not None and table[recorded] not in graph.mappings:
+                graph.set_tile_mapping(table[recorded], mapping)
+        for recorded, mapping in self.variables.items():
             title = self._renamed(recorded.name, builder.name)
-            copy = graph.add_variable(recorded.shape, recorded.dtype, title, graph.mappings[recorded], recorded.monoid)
+            copy = graph.add_variable(recorded.shape, recorded.dtype, title, mapping, recorded.monoid)
             (table[recorded],) = copy.variables()
+        shift = graph.first_tile - self.first_tile
         for title, groups in self.steps:  # name and vertex groups of each compute set
             compute_set = graph.add_compute_set(self._renamed(title, builder.name))
-            graph.groups[compute_set] = [_substituted(group, table, graph) for group in groups]
+            graph.groups[compute_set] = [_substituted(group, table, shift, graph) for group in groups]
             builder.prog.add(Execute(compute_set))
         return [substitute(x, table) for x in self.results]
 
@@ -71,7 +76,7 @@ def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Ten
     key = (operation, tuple(forms), graph.next_tile, graph.keeps_layouts)
     variables = tuple(numbers)
     emission: Emission | None = graph.emissions.get(key)
-    if emission is not None:
+    if emission is not None and (emission.first_tile == graph.first_tile or not emission.has_constants):
         return emission.replay(builder, variables)
     first_variable = len(graph.variables)
     next_tile = graph.next_tile
@@ -96,22 +101,35 @@ def _planning_key(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) ->
     if view is None:
         return ()
     variable_numbers = tuple(numbers.setdefault(v, len(numbers)) for v in variables)
-    constants = tuple(v for v in variables if v.is_constant)
+    # Scalars of one value are equal, as they are planned as immediates; other constants are told apart by identity.
+    values = {v: immediate_of(Tensor.of(v)) for v in variables if v.is_constant}
+    constants = tuple(v if value is None else freeze(value) for v, value in values.items())
     return view, tensor.dtype, variable_numbers, constants, tuple(map(graph.mappings.get, variables))
 
 
 def _record_emission(
-    builder: Builder, operands: tuple[Variable, ...], variables: Sequence[Variable], results: Sequence[Tensor]
+    builder: Builder, operands: Sequence[Variable], variables: Sequence[Variable], results: Sequence[Tensor]
 ) -> Emission | None:
     """Emission to replay on other operands; None for a program of more than vertices on mapped variables."""
     steps = builder.prog.children()
     sets = [step.compute_set for step in steps if isinstance(step, Execute)]
-    if len(sets) < len(steps) or not all(v in builder.graph.mappings for v in (*operands, *variables)):
+    graph = builder.graph
+    # A constant without a mapping is an immediate: no vertex reads it from a tile.
+    if len(sets) < len(steps) or not all(v in graph.mappings or v.is_constant for v in (*operands, *variables)):
         return None
-    vertices = tuple((compute_set.name, tuple(builder.graph.groups[compute_set])) for compute_set in sets)
-    return Emission(builder.name, operands, tuple(v for v in variables if not v.is_constant), vertices, tuple(results))
+    added = {v: graph.mappings[v] for v in variables if not v.is_constant}
+    return Emission(
+        builder.name,
+        {v: graph.mappings.get(v) for v in operands},
+        added,
+        graph.first_tile,
+        len(added) < len(variables),
+        tuple((compute_set.name, tuple(graph.groups[compute_set])) for compute_set in sets),
+        tuple(results),
+    )
 
 
-def _substituted(group: VertexGroup, table: dict[Variable, Variable], graph: Graph) -> VertexGroup:
+def _substituted(group: VertexGroup, table: dict[Variable, Variable], shift: int, graph: Graph) -> VertexGroup:
     accesses = tuple(replace(access, tensor=substitute(access.tensor, table)) for access in group.accesses)
-    return replace(group, accesses=accesses, origin=graph.origin, parts=graph.scope.parts)
+    tile = shift_vertices(group.tile, shift)
+    return replace(group, accesses=accesses, tile=tile, origin=graph.origin, parts=graph.scope.parts)

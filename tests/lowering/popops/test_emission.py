@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from ipujax.lowering.ipus import Ipus
 from ipujax.lowering.popops import Op
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.maps.emission import emit_or_replay
@@ -20,8 +22,8 @@ ADD = Op("add", lambda x, y: x + y, np.dtype(np.float32))
 class Sums:
     """Adds sums of two operands to a graph; `planned` are the names of those that were planned."""
 
-    def __init__(self) -> None:
-        self.graph = Graph(small_target(8))
+    def __init__(self, graph: Graph | None = None) -> None:
+        self.graph = graph or Graph(small_target(8))
         self.planned: list[str] = []
 
     def add(self, a: Tensor, b: Tensor, name: str) -> Tensor:
@@ -65,6 +67,27 @@ def test_plans_different_operands_again(operands: Callable[..., tuple[Tensor, Te
     sums.add(a, b, "one")
     sums.add(*operands(sums.graph, a, c, d), "two")
     assert sums.planned == ["one", "two"]
+
+
+def test_equal_ipus_plan_equal_operations_once() -> None:
+    full = Graph(small_target(8).replace(num_ipus=2))
+    views = Ipus(full, Mock(), ProgramSequence())
+    first, second = Sums(views.view(0)), Sums(views.view(1))
+    results = [sums.add(*sums.operands(2), "sum").variables()[0] for sums in (first, second)]
+    assert first.planned and not second.planned
+    assert views.view(0).mappings[results[0]] is views.view(1).mappings[results[1]]
+    (own,), (other,) = full.groups.values()
+    np.testing.assert_array_equal(other.tile, own.tile + 8)
+    np.testing.assert_array_equal(full.mappings[results[1]].tiles, full.mappings[results[0]].tiles + 8)
+
+
+def test_scalars_of_one_value_are_planned_once() -> None:
+    sums = Sums()
+    a, b, c = sums.operands(3)
+    for x, value in ((a, 2.0), (b, 2.0), (c, 3.0)):
+        scalar = sums.graph.add_constant(np.float32(value), f"{value}")
+        sums.add(x, scalar.broadcast_in_dim(x.shape, ()), f"plus {value}")
+    assert sums.planned == ["plus 2.0", "plus 3.0"]
 
 
 def test_plans_each_time_where_users_map_tensors() -> None:

@@ -562,6 +562,25 @@ def test_answers_depend_on_geometry_and_not_on_the_variable() -> None:
         first.sent_bytes[0] = 1
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_an_axis_of_one_block_that_an_access_has_not_makes_no_difference(writes: bool) -> None:
+    """Stashes of any length are pushed to in place, and read their operands alike."""
+    graph = graph_of(4)
+    stash = Tensor.of(Variable((3, 16), np.float32))
+    tile = np.arange(4, dtype=np.int32)
+    columns = Axis("columns", even_cuts(16, 4))
+    mapping = Blocked((even_cuts(3, 1), columns.cuts), tile.reshape(1, 4))
+    graph.set_tile_mapping(stash.variables()[0], mapping)
+    rows, one = Axis("rows", even_cuts(3, 1)), Axis("one", even_cuts(1, 1))
+    access = Access(stash, (element(0), element(1)))
+    direction = "out" if writes else "in"
+    short = group_on([rows, columns], access, tile.reshape(1, 4), direction)
+    long = group_on([rows, columns, one], access, tile.reshape(1, 4, 1), direction)
+    counts, others = (as_rows(traffic(group, 0, graph), 4) for group in (short, long))
+    np.testing.assert_array_equal(others, counts)
+    assert not traffic(long, 0, graph).copied_bytes.any() and not traffic(long, 0, graph).received_bytes.any()
+
+
 def test_tiles_of_a_later_ipu_count_as_those_of_the_first() -> None:
     graph = Graph(preset("mk2", 3).replace(tiles_per_ipu=4))
     first = [grid((6, 4), (2, 2), 4 * ipu) for ipu in range(3)]
