@@ -318,8 +318,11 @@ def _loop(step: Step, kind: str, outfeed: str, names: StateNames) -> Callable[[A
 def _read(iterator: Iterator[Any], steps: int) -> list[Any]:
     """Return the next batches, copied if there are several: a generator may fill the same arrays again for each."""
     batches = islice(iterator, steps)
-    copied = lambda x: x.copy() if isinstance(x, np.ndarray) else x  # noqa: E731
-    return list(batches) if steps == 1 else [jax.tree.map(copied, batch) for batch in batches]
+    return list(batches) if steps == 1 else [jax.tree.map(_copied, batch) for batch in batches]
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _stacked(batches: Sequence[Any], replicas: int, accumulation: int) -> Any:
