@@ -178,7 +178,7 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
         lane = ipu + _HALF + 0.02
         columns = {"left": start, "right": end, "label": label, "top": lane, "bottom": lane + _LANE}
         style = {"fill_color": PHASE_COLOURS["host_exchange"], "line_color": None}
-        hovered.append(add_rectangles(figure, columns, **style))
+        hovered.append(add_rectangles(figure, columns, "transfers", **style))
     hover.renderers = hovered
     if tasks is not None:
         add_tasks(figure, tasks, tasks.ipu - _HALF - 0.02 - _LANE / 2, _LANE / 2, _FAINT)

@@ -134,7 +134,7 @@ def _merge_rows(rows: list[_Row]) -> _Row:
         for ipu, start, end in zip(row.ipus, row.starts, row.ends, strict=True):
             first.setdefault(ipu, start)
             last[ipu] = end
-    work, transfer_cycles = (np.sum([getattr(row, name) for row in rows], 0) for name in ("work", "transfer_cycles"))
+    work, transfer_cycles = (sum(getattr(row, name) for row in rows) for name in ("work", "transfer_cycles"))
     by_work = sorted(rows, key=lambda row: -int(row.work.sum()))
     ipus = tuple(sorted(first))
     starts, ends = (tuple(times[ipu] for ipu in ipus) for times in (first, last))
