@@ -161,20 +161,20 @@ class EquationKinds:
         # By the identity of an equation, which is kept: its kind, and the jaxprs in it.
         self._kinds = dict[int, tuple[JaxprEqn, EquationKind, list[Jaxpr]]]()
 
-    def of(self, jaxpr: ClosedJaxpr) -> list[tuple[EquationKind, int]]:
-        """The kinds of the equations of a jaxpr in its order, each with the number of equations that it is inside."""
-        rows = list[tuple[EquationKind, int]]()
-        self._add_kinds(jaxpr.jaxpr, 0, rows)
-        return rows
+    def of(self, jaxpr: ClosedJaxpr | Jaxpr, level: int = 0) -> list[tuple[EquationKind, int]]:
+        """The kinds of the equations of a jaxpr in its order, each with the number of equations that it is inside.
 
-    def _add_kinds(self, jaxpr: Jaxpr, level: int, rows: list[tuple[EquationKind, int]]) -> None:
+        `level` is that of the jaxpr itself.
+        """
+        rows = list[tuple[EquationKind, int]]()
         for eqn in jaxpr.eqns:
             if id(eqn) not in self._kinds:
                 self._kinds[id(eqn)] = eqn, self._kind(eqn), list(chain.from_iterable(bodies_of(eqn).values()))
             _, kind, bodies = self._kinds[id(eqn)]
             rows.append((kind, level))
             for body in bodies:
-                self._add_kinds(body, level + 1, rows)
+                rows += self.of(body, level + 1)
+        return rows
 
     def _kind(self, eqn: JaxprEqn) -> EquationKind:
         operands, results = (" ".join(map(self._type, atoms)) for atoms in (eqn.invars, eqn.outvars))
