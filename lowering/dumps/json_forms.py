@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from numbers import Integral
 from typing import Any
@@ -161,18 +161,20 @@ class EquationKinds:
         # By the identity of an equation, which is kept: its kind, and the jaxprs in it.
         self._kinds = dict[int, tuple[JaxprEqn, EquationKind, list[Jaxpr]]]()
 
-    def of(self, jaxpr: ClosedJaxpr) -> list[tuple[EquationKind, int]]:
-        """The kinds of the equations of a jaxpr in its order, each with the number of equations that it is inside."""
-        return list(self._kinds_in(jaxpr.jaxpr, 0))
+    def of(self, jaxpr: ClosedJaxpr | Jaxpr, level: int = 0) -> list[tuple[EquationKind, int]]:
+        """The kinds of the equations of a jaxpr in its order, each with the number of equations that it is inside.
 
-    def _kinds_in(self, jaxpr: Jaxpr, level: int) -> Iterator[tuple[EquationKind, int]]:
+        `level` is that of the jaxpr itself.
+        """
+        rows = list[tuple[EquationKind, int]]()
         for eqn in jaxpr.eqns:
             if id(eqn) not in self._kinds:
                 self._kinds[id(eqn)] = eqn, self._kind(eqn), list(chain.from_iterable(bodies_of(eqn).values()))
             _, kind, bodies = self._kinds[id(eqn)]
-            yield kind, level
+            rows.append((kind, level))
             for body in bodies:
-                yield from self._kinds_in(body, level + 1)
+                rows += self.of(body, level + 1)
+        return rows
 
     def _kind(self, eqn: JaxprEqn) -> EquationKind:
         operands, results = (" ".join(map(self._type, atoms)) for atoms in (eqn.invars, eqn.outvars))

@@ -9,6 +9,7 @@ it, so that its lines may be another caller's.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,7 +157,8 @@ class _Inliner:
                 with self._sites.bodies_of(eqn, operands, outvars):
                     rewritten = with_inner(eqn, self._inline_nested)
                 self._sites.add(call_site)
-            self._eqns.append(rewritten.replace(invars=operands, outvars=outvars))
+            is_same = caller is None and all(map(operator.is_, operands, eqn.invars))
+            self._eqns.append(rewritten if is_same else rewritten.replace(invars=operands, outvars=outvars))
         return [substituted(atom, env) for atom in jaxpr.outvars]
 
     def _append_callee(

@@ -186,7 +186,7 @@ def _sharing(executable: Executable) -> int:
 def _own_work(executable: Executable) -> np.ndarray:
     """Return the work of all steps, each at its least, int64[steps, num_ipus, 5]."""
     target = executable.target
-    work = whole_work(executable)
+    work = executable.once(whole_work).copy()
     for row, node in zip(work, executable.steps, strict=True):
         cost = executable.costs.get(node) if isinstance(node, Leaf) else None
         if not isinstance(cost, ComputeSetCost | CopyCost):

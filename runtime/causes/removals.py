@@ -91,7 +91,7 @@ class Removals:
     @cached_property
     def whole(self) -> np.ndarray:
         """Work of all steps with all causes, see `whole_work`."""
-        return whole_work(self.executable)
+        return self.executable.once(whole_work)
 
     def without(self, removed: Iterable[str]) -> np.ndarray:
         """Return the work of all steps without some causes, int64[steps, num_ipus, 5]; those of IPUs are no work."""

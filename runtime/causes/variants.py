@@ -79,6 +79,7 @@ def whole_work(executable: Executable) -> np.ndarray:
     for row, step in zip(work, executable.steps.values(), strict=True):
         for _, ipu, cycles in step.transfers:
             row[ipu, HOST_EXCHANGE] = cycles
+    work.setflags(write=False)  # many variants are made from it
     return work
 
 

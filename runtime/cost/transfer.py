@@ -45,6 +45,12 @@ class StreamCounts:
     is_resident: bool
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal counts."""
+        arrays = (x.tobytes() for x in (self.ipu_bytes, self.link_bytes, self.earlier))
+        return *arrays, self.is_streamed, self.is_resident
+
+    @property
     def moves(self) -> np.ndarray:
         """Whether each IPU takes part in this transfer or in those before it, bool[num_ipus]."""
         return np.asarray(self.earlier | ((self.ipu_bytes > 0) & (not self.is_resident)))

@@ -78,7 +78,7 @@ class ProgramCounts:
                 case CrossReplicaCopy(), _:
                     leaves[leaf] = copy_cycles_on(executable.graph, leaf), 0
                 case _, StreamCost():
-                    leaves[leaf] = stream_cycles_on(cost.counts), 0
+                    leaves[leaf] = self._firsts.setdefault(cost.counts.key, (stream_cycles_on(cost.counts), 0))
                 case _, SyncCost() | WaitCost():
                     leaves[leaf] = partial(_constantly, cost), 0
         return leaves

@@ -267,7 +267,11 @@ def _embed_charts(charts: Mapping[str, Any]) -> Iterable[Markup]:
     if charts:
         yield Markup(bokeh("resources").Resources(mode="inline", components=["bokeh"]).render())
     for name, chart in charts.items():
-        text = _json(bokeh("embed").json_item(chart))
+        # As Bokeh's `json_item`, which also validates the figure and looks for callbacks of a server.
+        drawn = bokeh("document").Document(title="")
+        drawn.add_root(chart)
+        content = drawn.to_json(deferred=False)
+        text = _json({"root_id": chart.id, "doc": content, "version": content["version"]})
         yield Markup(f'<script type="application/json" id="drawing-{name}">{text}</script>')
 
 

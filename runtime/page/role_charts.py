@@ -12,7 +12,7 @@ import numpy as np
 
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
-from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, format_thousands, legend
+from ipujax.runtime.page.charts import ACCENT, add_rectangles, bar, bytes_axis, chart, format_thousands, legend
 from ipujax.runtime.page.document import Column, DataTable, bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.tensor import readable_name
@@ -150,8 +150,7 @@ def _stacked(view: MemoryView) -> Any:
     for name, top, number in zip(names, parts.cumsum(0), parts, strict=True):
         source = {"left": start, "right": stop, "top": top, "bottom": top - number, "bytes": number}
         source |= {"tile": view.listed[columns], "role": [name] * len(columns)}
-        edges = {edge: edge for edge in ("left", "right", "top", "bottom")}
-        figure.quad(**edges, source=source, color=ROLE_COLOURS.get(name, ACCENT), line_color=None)
+        add_rectangles(figure, source, fill_color=ROLE_COLOURS.get(name, ACCENT), line_color=None)
     figure.hover.tooltips = [("tile", "@tile{0,0}"), ("role", "@role"), ("bytes", "@bytes{0,0}")]
     return _with_capacity(figure, view, len(order))
 
@@ -167,7 +166,7 @@ def _steps(view: MemoryView) -> Any:
         "top": live.num_bytes,
         "name": list(map(readable_name, live.steps)),
     }
-    figure.quad(left="left", right="right", top="top", bottom=0, source=source, color=ACCENT, line_color=None)
+    add_rectangles(figure, source, bottom=0, fill_color=ACCENT, line_color=None)
     figure.hover.tooltips = [("step", "$index{0,0}"), ("name", "@name"), ("bytes", "@top{0,0}")]
     return _with_capacity(figure, view, len(steps))
 

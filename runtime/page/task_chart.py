@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.graph import TASK_KINDS
+from ipujax.runtime.page.charts import add_rectangles
 from ipujax.runtime.page.document import bokeh
 from ipujax.runtime.views import NO_IPU, WAIT_CAUSES, TaskView, WaitView
 
@@ -51,9 +52,8 @@ def add_waits(figure: Any, view: WaitView, middle: np.ndarray, mask: np.ndarray,
         columns |= {"top": middle[rows] - half, "bottom": middle[rows] + half}
         awaited = [f", for IPU {ipu}" if ipu != NO_IPU else "" for ipu in view.awaited[rows].tolist()]
         texts = [f"waits: {cause}{text}" for text in awaited]
-        source = models.ColumnDataSource({**columns, "text": texts})
         style = {"fill_color": WAIT_COLOURS[cause], "line_color": None, "fill_alpha": 0.75}
-        rectangles.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"waits {cause}", **style))
+        rectangles.append(add_rectangles(figure, {**columns, "text": texts}, f"waits {cause}", **style))
     tooltips = [("", "@text"), ("cycles", "@left{0,0} – @right{0,0}"), ("waits for", "@cycles{0,0}")]
     figure.add_tools(models.HoverTool(tooltips=tooltips, point_policy="follow_mouse", renderers=rectangles))
 
@@ -70,9 +70,9 @@ def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float, opac
         columns |= {"micro_batch": view.micro_batch[mask].astype(np.int32)}
         columns |= {"busy": view.busy[mask].astype(np.float64), "waited": view.waited[mask].astype(np.float64)}
         columns |= {"top": middle[mask] - half, "bottom": middle[mask] + half}
-        source = models.ColumnDataSource({**columns, "kind": [kind.replace("_", " of ")] * int(mask.sum())})
+        columns |= {"kind": [kind.replace("_", " of ")] * int(mask.sum())}
         style = {"fill_color": KIND_COLOURS[kind], "line_color": "#ffffff", "line_width": 0.5}
-        rectangles.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"tasks {kind}", **style))
+        rectangles.append(add_rectangles(figure, columns, f"tasks {kind}", **style))
     if len(view.links):
         writer, reader = view.links.T
         lines = {"x0": view.end[writer], "y0": middle[writer], "x1": view.start[reader], "y1": middle[reader]}

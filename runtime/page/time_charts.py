@@ -12,7 +12,15 @@ import numpy as np
 
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
-from ipujax.runtime.page.charts import PHASE_COLOURS, chart, format_thousands, legend, zoom_buttons, zoom_by_wheel
+from ipujax.runtime.page.charts import (
+    PHASE_COLOURS,
+    add_rectangles,
+    chart,
+    format_thousands,
+    legend,
+    zoom_buttons,
+    zoom_by_wheel,
+)
 from ipujax.runtime.page.document import Column, DataTable, Section, bokeh, chart_place, sentence
 from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import TRACE_PHASES
@@ -161,17 +169,16 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
         mask = view.phase == number
         columns = {"left": view.start[mask], "right": view.end[mask], "label": view.label[mask].astype(np.int32)}
         rows = view.ipu[mask].astype(np.float32)
-        source = models.ColumnDataSource(columns | {"top": rows - _HALF, "bottom": rows + _HALF})
+        source = columns | {"top": rows - _HALF, "bottom": rows + _HALF}
         alpha = 0.35 if name == "idle" else 1.0
         style = {"fill_color": colour, "line_color": None, "fill_alpha": alpha}
-        hovered.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"slices {name}", **style))
+        hovered.append(add_rectangles(figure, source, f"slices {name}", **style))
     if len(view.transfers):
         ipu, start, end, label = view.transfers.T
         lane = ipu + _HALF + 0.02
         columns = {"left": start, "right": end, "label": label, "top": lane, "bottom": lane + _LANE}
-        source = models.ColumnDataSource(columns)
         style = {"fill_color": PHASE_COLOURS["host_exchange"], "line_color": None}
-        hovered.append(figure.quad("left", "right", "top", "bottom", source=source, **style))
+        hovered.append(add_rectangles(figure, columns, "transfers", **style))
     hover.renderers = hovered
     if tasks is not None:
         add_tasks(figure, tasks, tasks.ipu - _HALF - 0.02 - _LANE / 2, _LANE / 2, _FAINT)
@@ -196,19 +203,15 @@ def _hatch(figure: Any, view: TraceView) -> None:
     """Hatch the steps with several iterations."""
     ipu, start, end, label = view.folded.T
     columns = {"left": start, "right": end, "top": ipu - _HALF, "bottom": ipu + _HALF, "label": label}
-    source = bokeh("models").ColumnDataSource(columns)
     style = {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.75, "hatch_scale": 10}
-    figure.quad(
-        "left", "right", "top", "bottom", source=source, name="folded", fill_alpha=0, line_color="white", **style
-    )
+    add_rectangles(figure, columns, "folded", fill_alpha=0, line_color="white", **style)
 
 
 def _add_selection(figure: Any) -> None:
     """Add the frame around slices that are chosen or match a search, which `trace.js` fills."""
     empty: dict[str, list[Any]] = {"left": [], "right": [], "top": [], "bottom": []}
-    source = bokeh("models").ColumnDataSource(empty)
     style = {"fill_color": SELECTED, "fill_alpha": 0.3, "line_color": SELECTED, "line_width": 2}
-    figure.quad("left", "right", "top", "bottom", source=source, name="selected", **style)
+    add_rectangles(figure, empty, "selected", **style)
 
 
 def _add_slice_labels(figure: Any) -> None:

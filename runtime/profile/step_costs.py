@@ -133,7 +133,8 @@ class _Sum:
     available: int = 0  # cycles of all tiles in its compute phases
 
     def row(self, limiting_ipu: int) -> StepCost:
-        phases = {name: int(cycles) for name, cycles in zip(PHASES, self.work.sum(0), strict=True) if cycles}
+        phases = {name: cycles for name, cycles in zip(PHASES, self.work.sum(0).tolist(), strict=True) if cycles}
+        by_ipu = self.work.sum(1).tolist()
         return StepCost(
             self.origin,
             self.name,
@@ -146,9 +147,9 @@ class _Sum:
             self.busy / self.available if self.available else None,
             self.always_bytes,
             self.peak_bytes,
-            int(self.work[limiting_ipu].sum()),
+            by_ipu[limiting_ipu],
             phases,
-            {str(ipu): int(cycles) for ipu, cycles in enumerate(self.work.sum(1).tolist()) if cycles},
+            {str(ipu): cycles for ipu, cycles in enumerate(by_ipu) if cycles},
             "" if self.largest_read is None else repr(self.largest_read),
         )
 

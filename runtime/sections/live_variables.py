@@ -116,17 +116,17 @@ def liveness_section(executable: Executable, ids: Numbering) -> Json:
     positions: dict[int, int] = {}  # the same by identity: steps share items, whose hash takes long
     lists: dict[int, list[int]] = {}  # by the identity of the items of a step: calls share those of a function
 
-    def position(item: LiveItem) -> int:
-        if id(item) not in positions:
+    def positions_of(items: Items) -> list[int]:
+        for item in [item for item in items if id(item) not in positions]:
             positions[id(item)] = table.setdefault(item, len(table))
-        return positions[id(item)]
+        return [positions[id(item)] for item in items]
 
     def data(node: LiveNode) -> Json:
         entry: Json = {"type": ids.type_of(node.program), "programs": ids.programs_of(node.program)}
         entry |= {"name": node.name} if node.name else {}
         if node.live_bytes is not None:
             if id(node.live) not in lists:
-                lists[id(node.live)] = list(map(position, node.live))
+                lists[id(node.live)] = positions_of(node.live)
             entry |= {"liveBytes": node.live_bytes, "liveVariables": list(lists[id(node.live)])}
         children = [data(child) for child in node.children if ids.programs_of(child.program)]
         return entry | ({"children": children} if children else {})

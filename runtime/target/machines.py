@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,11 @@ class Machines:
         chosen, recalled = self._arrays[key]
         return TargetArray(self.target, chosen, (len(number),), recalled)
 
+    @cached_property
+    def _all(self) -> TargetArray:
+        """All machines as one target, for functions whose constants nobody asks for: remembered ones note none."""
+        return self.arrays()
+
     def subset(self, which: np.ndarray) -> Machines:
         """Return some of the machines, by number."""
         chosen = {name: values[which] for name, values in self.numbers.items()}
@@ -227,7 +233,7 @@ class Machines:
             [..., machines]; or [..., 1] where it reads no constant that differs.
         """
         if rows * self.count <= _FEW_ELEMENTS:
-            return np.asarray(function(self.arrays()))
+            return np.asarray(function(self._all))
         probe = self.arrays(slice(0, 1))
         value = np.asarray(function(probe))
         names = tuple(sorted(probe.noted & self.numbers.keys()))

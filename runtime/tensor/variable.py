@@ -143,6 +143,7 @@ _INTERNAL_SCOPE = re.compile(rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|{REMATER
 _RECOMPUTED_SCOPE = re.compile(rf"(checkpoint/)?{REMATERIALISED}/|\bipu_(stage|phase)_\d+/")
 
 
+@remembered_small
 def readable_name(name: str) -> str:
     """Rewrite a debug name without transformations: `transpose(jvp(mlp))/dot` as "backward of mlp/dot"."""
     # Of merged compute sets, joined by ", ", the result is the first name and the number of further ones.
@@ -153,6 +154,7 @@ def readable_name(name: str) -> str:
     return f"{part}{' of ' if part and scopes else ''}{scopes}{suffix}"
 
 
+@remembered_small
 def without_transformations(name: str) -> str:
     """Return a debug name without JAX's transformations and internal scopes: `transpose(jvp(mlp))/dot` as `mlp/dot`."""
     plain = _TRANSFORMS.sub(lambda match: _scope(match[2]), name) if "(" in name else name

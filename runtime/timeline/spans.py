@@ -8,15 +8,16 @@ Limits: inside a span of several iterations or steps it is not known when an IPU
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from ipujax.runtime.graph import Block, Decision, Loop, Program, fold
+from ipujax.runtime.graph import Loop, Program, fold
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline.clock_walk import TimelineStep, Walk
-from ipujax.runtime.timeline.clocks import PHASES
+from ipujax.runtime.timeline.clocks import PHASES, ClockStep
 
 MAX_STEPS = 4_000  # of spans of one IPU; more make files of traces large and slow to look at
 
@@ -30,7 +31,7 @@ class Spans:
     Args:
         nodes: program node of each step: a leaf or a decision, or the loop whose iterations are one step.
         iterations: iterations of its loop in each step, else 1, int64[steps].
-        merged_steps: steps of the program in each step, int64[steps].
+        merged_steps: steps of the program in each step, int64[steps]; of merged iterations one each.
         members: leaves and decisions of each step, the costliest first, each with the origin of the call that runs it,
             `Origin()` outside of functions; none for folded iterations.
         step: step of each span, int64[spans].
@@ -64,7 +65,7 @@ def spans_of(walk: Walk, max_steps: int = MAX_STEPS) -> Spans:
     Raises:
         ProfileError: as `Walk.run`.
     """
-    size_of = fold(_num_steps)
+    size_of = fold(partial(_num_spans, walk.steps))
     spare_steps = _SpareSteps(max(0, max_steps - size_of(walk.program)), size_of)
     steps = replace(walk, unfolded=spare_steps.unfolded).run(walk.clocks_at_start())
     rows = [_span_row(step, walk) for step in steps if step.ipus or step.sums]
@@ -86,15 +87,18 @@ class _Row:
     merged_steps: int = 1
 
 
-def _num_steps(node: Program, children: list[int]) -> int:
-    """Return the number of steps of a node, each loop with one iteration."""
-    is_step = isinstance(node, Decision) or not isinstance(node, Block | Loop)
-    return is_step + sum(children)
+def _num_spans(steps: Mapping[Program, ClockStep], node: Program, children: list[int]) -> int:
+    """Return the number of spans of a node on an IPU: each loop has one iteration, and a span for all further ones.
+
+    Steps without an IPU, as transfers of resident streams, have none.
+    """
+    of_step = node in steps and bool(steps[node].ipus)
+    return of_step + isinstance(node, Loop) + sum(children)
 
 
 @dataclass(slots=True)
 class _SpareSteps:
-    """Steps of which loops take those beyond their first iteration, outer and earlier loops first."""
+    """Spans of which loops take those beyond their first iteration, outer and earlier loops first."""
 
     number: int
     size_of: Callable[[Program], int]
@@ -130,12 +134,12 @@ def _merge_rows(rows: list[_Row]) -> _Row:
         for ipu, start, end in zip(row.ipus, row.starts, row.ends, strict=True):
             first.setdefault(ipu, start)
             last[ipu] = end
-    work, transfer_cycles = (np.sum([getattr(row, name) for row in rows], 0) for name in ("work", "transfer_cycles"))
+    work, transfer_cycles = (sum(getattr(row, name) for row in rows) for name in ("work", "transfer_cycles"))
     by_work = sorted(rows, key=lambda row: -int(row.work.sum()))
     ipus = tuple(sorted(first))
     starts, ends = (tuple(times[ipu] for ipu in ipus) for times in (first, last))
     members = tuple(member for row in by_work for member in row.members)
-    merged_steps = sum(row.merged_steps for row in rows)
+    merged_steps = sum(row.merged_steps * row.iterations for row in rows)
     return _Row(by_work[0].node, ipus, starts, ends, work, transfer_cycles, members, 1, merged_steps)
 
 

@@ -66,6 +66,6 @@ def _constant_ends(executable: Executable, coverage: Coverage) -> Iterator[Ends]
     intervals = interval_ends(executable.target)
     factors = {name: (*FACTORS, *intervals.get(name, ())) for name in perturbed_constants(executable.target)}
     for name, work, changed in works_of_constants(executable, factors):
-        coverage.add(name, changed[..., 0], changed[..., 1])
+        coverage.add(name, changed[0], changed[1])
         if name in intervals:
-            yield changed_ends(executable, name, work, changed[..., 2:])
+            yield changed_ends(executable, name, work, changed[2:])

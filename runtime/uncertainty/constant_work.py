@@ -35,22 +35,22 @@ def works_of_constants(
         factors: values of each constant, over that of the executable's machine.
 
     Yields:
-        name, float[steps, num_ipus, 5], float[steps, num_ipus, 5, len(factors[name])].
+        name, float[steps, num_ipus, 5], float[len(factors[name]), steps, num_ipus, 5].
     """
     names = list(factors)
     most_values = max(map(len, factors.values()), default=1)
-    at_once = max(1, _MOST_AT_ONCE_BYTES // (most_values * whole_work(executable).nbytes))
+    at_once = max(1, _MOST_AT_ONCE_BYTES // (most_values * executable.once(whole_work).nbytes))
     for start in range(0, len(names), at_once):
         chosen = {name: factors[name] for name in names[start : start + at_once]}
         work = _work_on_machines(executable, chosen)
         first = 1
         for name, values in chosen.items():
-            yield name, work[..., 0], work[..., first : first + len(values)]
+            yield name, work[0], work[first : first + len(values)]
             first += len(values)
 
 
 def _work_on_machines(executable: Executable, factors: Mapping[str, Sequence[float]]) -> np.ndarray:
-    """Return the work of all steps, float[steps, num_ipus, 5, machines]; the first machine is the executable's."""
+    """Return the work of all steps, float[machines, steps, num_ipus, 5]; the first machine is the executable's."""
     target = executable.target
     count = 1 + sum(map(len, factors.values()))
     numbers = {}
@@ -64,4 +64,4 @@ def _work_on_machines(executable: Executable, factors: Mapping[str, Sequence[flo
     for row, step in zip(work, steps.values(), strict=True):
         for _, ipu, cycles in step.transfers:
             row[ipu, HOST_EXCHANGE] = cycles
-    return work
+    return np.ascontiguousarray(np.moveaxis(work, -1, 0))  # all steps of one machine are read together

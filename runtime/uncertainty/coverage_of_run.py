@@ -36,7 +36,7 @@ class Coverage:
         self._sources = executable.target.sources
         self._limiting_ipu = limiting_ipu
         runs_of_steps = np.array([runs.get(node, 0) for node in executable.steps]) * ~is_beside(executable)
-        self._cycles = whole_work(executable)[:, limiting_ipu] * runs_of_steps[:, None]  # [steps, phases]
+        self._cycles = executable.once(whole_work)[:, limiting_ipu] * runs_of_steps[:, None]  # [steps, phases]
         self._sizes: dict[str, np.ndarray] = {}
 
     def add(self, constant: str, smaller: np.ndarray, larger: np.ndarray) -> None:

@@ -158,6 +158,6 @@ def ends_of_constants(executable: Executable) -> Iterator[Ends]:
 
 def changed_ends(executable: Executable, name: str, work: np.ndarray, changed: np.ndarray) -> Ends:
     """Return a constant with the work of all steps at both ends, from work that is not rounded."""
-    low, high = (np.rint(changed[..., end] - work).astype(np.int64) for end in (0, 1))
-    work_as_it_is = whole_work(executable)
+    low, high = (np.rint(each - work).astype(np.int64) for each in changed)
+    work_as_it_is = executable.once(whole_work)
     return name, work_as_it_is + low, work_as_it_is + high

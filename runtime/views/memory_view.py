@@ -106,14 +106,14 @@ def liveness_view(profile: Figures) -> LivenessView:
 def _ranges(live: dict[str, Any], steps: Sequence[dict[str, Any]]) -> tuple[LiveRange, ...]:
     """Return the largest items with their first and last steps."""
     first: dict[int, int] = {}
-    last: dict[int, int] = {}
+    last: dict[int, int] = {}  # in the order of first steps
     for number, step in enumerate(steps):
-        for variable in step["liveVariables"]:
-            first.setdefault(variable, number)
-            last[variable] = number
+        last.update(dict.fromkeys(step["liveVariables"], number))
+    for number, step in reversed(list(enumerate(steps))):
+        first.update(dict.fromkeys(step["liveVariables"], number))
     rows = [LiveRange(_item(item), True, 0, len(steps) - 1) for item in live["alwaysLiveVariables"]]
     variables = live["notAlwaysLiveVariables"]
-    rows += [LiveRange(_item(variables[n]), False, first[n], last[n]) for n in first]
+    rows += [LiveRange(_item(variables[n]), False, first[n], last[n]) for n in last]
     return tuple(sorted(rows, key=lambda row: -row.item[1])[:MAX_RANGES])
 
 

@@ -75,10 +75,17 @@ def test_iterations_are_shown_where_they_fit_and_folded_elsewhere():
     np.testing.assert_array_equal(few.end[-1:], full.end[-1:])
 
 
+@pytest.mark.parametrize("most_steps", range(4, 22))
+def test_a_limit_folds_iterations_and_joins_no_steps(most_steps):
+    spans = trained_program().spans_of(None, most_steps)
+    assert most_steps - 2 < len(spans.nodes) <= most_steps  # an iteration has two steps
+    assert (spans.merged_steps == 1).all() and spans.iterations.max() == 10 - (len(spans.nodes) - 2) // 2
+
+
 def test_long_programs_have_steps_joined():
     executable = trained_program()
     trace = execution_trace(executable, executable.spans_of(None, 2), Profile(executable).timeline.clocks)
-    assert len(trace.name) == 2 and trace.joined.sum() == 4
+    assert len(trace.name) == 2 and trace.joined.tolist() == [2, 9 + 1]  # nine iterations are behind the first
     assert trace.label(0) == "popops::Dear/compute, most of 2 steps, folded"
 
 
