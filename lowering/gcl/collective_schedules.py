@@ -3,6 +3,7 @@
 The choice has least cost on the links between the IPUs:
 
     rings      in the order of ranks; down one side of the ladder of IPU-Links and up the other
+    two ways   half of a value goes around such a ring one way, and half the other, over the links in both directions
     two-phase  rings inside each machine, or each pod, then a ring across
     doubling   for small values, for which each round costs its latency
 
@@ -19,7 +20,8 @@ chunk, before the second half: rings in each machine, then a ring of machines. *
 k every replica swaps its value with the one whose number differs in bit k.
 
 Every group of a level has as many replicas, a power of two for doubling, which can only be the last level.
-Source: closed forms of ring, two halves and doubling: reference parallel.md §4.
+Source: closed forms of ring, two halves and doubling: reference parallel.md §4; two ways, for replicas of one IPU:
+poplibs `popops/ReplicatedCollectives.cpp` (2020), `BIDIRECTIONAL_RING_PAIR`.
 """
 
 from __future__ import annotations
@@ -67,6 +69,11 @@ class Level:
         """(replica, next replica of its ring) of all replicas."""
         return tuple((a, b) for group in self.groups for a, b in zip(group, (*group[1:], group[0]), strict=True))
 
+    @property
+    def backwards(self) -> Level:
+        """The same rings in the other direction."""
+        return Level(tuple(group[::-1] for group in self.groups), self.kind)
+
     def swaps(self) -> Iterator[Pairs]:
         """(replica, partner) of all replicas, for each round of doubling."""
         bit = 1
@@ -90,10 +97,12 @@ class Schedule:
     Args:
         levels: one or more.
         name: debug name.
+        ways: 2 if half of a value goes around the rings one way and half the other, at the same time; else 1.
     """
 
     levels: tuple[Level, ...]
     name: str
+    ways: int = 1
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -151,6 +160,9 @@ def candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: bool
     # With two ranks both orders are one ring.
     if size > 2:
         yield Schedule((Level(_reordered(groups, _down_and_up(size))),), "ring along the ladder")
+        if reduces_all and ipus_each == 1:
+            yield Schedule((Level(groups),), "ring both ways", ways=2)
+            yield Schedule((Level(_reordered(groups, _down_and_up(size))),), "ring both ways along the ladder", ways=2)
     for ipus in sorted({system.ipus_per_gateway, system.ipus_per_pod}):
         inner = ipus // ipus_each  # replicas of one machine, or of one pod
         if 1 < inner < size and size % inner == 0 and _stays_within(groups, inner):
@@ -183,7 +195,7 @@ def _stays_within(groups: Groups, inner: int) -> bool:
 def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, reduces_all: bool) -> int:
     """Cost of a schedule in cycles, for values of `num_bytes`: of both halves of an all-reduce, else of one."""
     total = 0
-    chunk_bytes = num_bytes
+    chunk_bytes = -(-num_bytes // schedule.ways)
     compute_set_cycles = least_cycles(system)
     for level in schedule.levels:
         # Levels are nested: each works on the chunk that the previous one leaves.
@@ -193,8 +205,9 @@ def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, 
             rounds = [(swaps, 1) for swaps in level.swaps()]
             compute_sets = 1  # of a round: the sum
         else:
-            rounds = [(level.pairs, (level.size - 1) * (2 if reduces_all else 1))]
-            compute_sets = _COMPUTE_SETS_A_ROUND
+            pairs = level.pairs + (level.backwards.pairs if schedule.ways > 1 else ())
+            rounds = [(pairs, (level.size - 1) * (2 if reduces_all else 1))]
+            compute_sets = _COMPUTE_SETS_A_ROUND * schedule.ways
         for pairs, num_rounds in rounds:
             round_cycles = _link_cycles(pairs, chunk_bytes, system, ipus_each)
             total += num_rounds * (round_cycles + system.global_sync_cycles + compute_sets * compute_set_cycles)

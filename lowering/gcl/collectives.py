@@ -22,7 +22,7 @@ from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule, ch
 from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
 from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program
-from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile, substitute
+from ipujax.runtime.tensor import VECTOR_BYTES, Tensor, concat, element_bytes, on_one_tile, substitute
 
 
 def all_reduce(
@@ -55,14 +55,16 @@ def all_reduce(
     schedule = choose(graph, groups, largest * element_bytes(dtype), reduces_all=True)
     body = Program()  # the rounds, in place of which the engine runs `compute`
     values = [
-        Part(home, _packed_value(home, home_tensors, schedule, body, builder.name))
+        part
         for home, home_tensors in by_home.items()
+        for part in _packed_values(home, home_tensors, schedule, body, builder.name)
     ]
     chunks = rounds.reduce(values, schedule, monoid, body, builder.name)
     reduced = rounds.gather(chunks, values, schedule, body, builder.name)
     results = {x: _add_same_layout(home, x, builder.name) for x, home in distinct_tensors}
-    for part, home_tensors in zip(reduced, by_home.values(), strict=True):
-        _unpack(part, [_flat_in_memory_order(results[x]) for x in home_tensors], body, builder.name)
+    for number, home_tensors in enumerate(by_home.values()):
+        parts = reduced[number * schedule.ways :][: schedule.ways]
+        _unpack(parts, [_flat_in_memory_order(results[x]) for x in home_tensors], body, builder.name)
 
     def compute(values: list[jax.Array]) -> list[jax.Array]:
         """The reductions of arrays of all replicas, [replicas, …]."""
@@ -261,29 +263,40 @@ def _add_same_layout(graph: Graph, x: Tensor, name: str) -> Tensor:
     return substitute(x, {variable: out})
 
 
-def _packed_value(graph: Graph, tensors: Sequence[Tensor], schedule: Schedule, body: Program, name: str) -> Tensor:
-    """Adds a value of the elements of tensors, padded with zeros to equal chunks, and to `body` the copies into it."""
+def _packed_values(graph: Graph, tensors: Sequence[Tensor], schedule: Schedule, body: Program, name: str) -> list[Part]:
+    """Adds a value for each way of a schedule, and to `body` the copies of the elements of tensors into them.
+
+    Values are padded with zeros to equal chunks.
+    """
     flat = _concatenated([_flat_in_memory_order(x) for x in tensors])
-    chunk_elements = -(-flat.size // prod(schedule.chunks))
-    value = rounds.add_value(graph, schedule.chunks, chunk_elements, flat.dtype, f"{name}/value")
-    flat_value = value.flatten()
+    chunk_elements = -(-flat.size // (schedule.ways * prod(schedule.chunks)))
+    if schedule.ways > 1:  # of large values: rows of whole vectors are copied fast
+        vector = max(1, VECTOR_BYTES // element_bytes(flat.dtype))
+        chunk_elements = -(-chunk_elements // vector) * vector
+    values = [
+        rounds.add_value(graph, schedule.chunks, chunk_elements, flat.dtype, f"{name}/value")
+        for _ in range(schedule.ways)
+    ]
+    flat_value = _concatenated(values)
     body.add(Copy(flat, flat_value[: flat.size], f"{name}/pack", graph.origin))
     if flat.size < flat_value.size:
         # No result has the sums of padding, but the verifier refuses to sum undefined elements.
         padding = flat_value[flat.size :]
         zero = graph.add_constant(np.zeros((), flat.dtype), "zero", on_one_tile(1, 0))
         body.add(Copy(zero.broadcast_in_dim(padding.shape, ()), padding, f"{name}/padding", graph.origin))
-    return value
+    return [Part(graph, value, is_back=way > 0) for way, value in enumerate(values)]
 
 
-def _unpack(value: Part, tensors: Sequence[Tensor], body: Program, name: str) -> None:
-    """Copies the elements of a value to several tensors in one copy."""
+def _unpack(values: Sequence[Part], tensors: Sequence[Tensor], body: Program, name: str) -> None:
+    """Copies the elements of values to several tensors in one copy."""
+    source = _concatenated([value.tensor for value in values])
     destination = _concatenated(tensors)
-    body.add(Copy(value.tensor.flatten()[: destination.size], destination, f"{name}/unpack", value.graph.origin))
+    body.add(Copy(source[: destination.size], destination, f"{name}/unpack", values[0].graph.origin))
 
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else concat(list(tensors))
+    """The elements of tensors, one after the other."""
+    return concat([tensor.flatten() for tensor in tensors])
 
 
 def _empty(graph: Graph, shape: tuple[int, ...], dtype: np.dtype, name: str) -> Tensor:

@@ -14,7 +14,7 @@ no slice moves between tiles, and every tile sends as much as any other (GCL's "
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jax import lax
@@ -46,14 +46,20 @@ class Part:
     Args:
         graph: the IPU's view of the graph.
         tensor: the part, of variables on that IPU.
+        is_back: whether it goes through the rounds in the other direction of the ring, at the same time.
     """
 
     graph: Graph
     tensor: Tensor
+    is_back: bool = False
 
     def with_shape(self, shape: Sequence[int]) -> Part:
         """Part with its elements in another shape."""
-        return Part(self.graph, self.tensor.reshape(shape))
+        return replace(self, tensor=self.tensor.reshape(shape))
+
+    def ring(self, level: Level) -> Level:
+        """The level in the order in which this part goes around it."""
+        return level.backwards if self.is_back else level
 
 
 def reduce(parts: Sequence[Part], schedule: Schedule, monoid: str, prog: Program, name: str) -> list[Part]:
@@ -100,13 +106,13 @@ def gather(chunks: Sequence[Part], values: Sequence[Part], schedule: Schedule, p
 
 
 def _add_part(like: Part, shape: tuple[int, ...], name: str) -> Part:
-    return Part(like.graph, add_value(like.graph, shape[:-1], shape[-1], like.tensor.dtype, name))
+    return replace(like, tensor=add_value(like.graph, shape[:-1], shape[-1], like.tensor.dtype, name))
 
 
 def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
     """Adds the reduce-scatter of a level: every replica gets the chunk of its own position, reduced over its ring."""
     # After n − 1 steps down from there, the chunk at the replica's own position is the one that is complete.
-    counters = [_new_chunk_counter(Builder(value.graph, prog, name), level, offset=-1) for value in values]
+    counters = [_new_chunk_counter(Builder(value.graph, prog, name), value.ring(level), offset=-1) for value in values]
     chunks = [_chunk(value, counter, prog, name) for value, counter in zip(values, counters, strict=True)]
     received = [_add_received(chunk, name) for chunk in chunks]
     body = Program()
@@ -123,7 +129,7 @@ def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Pro
 
 def _gather_on_ring(chunks: Sequence[Part], values: Sequence[Part], level: Level, prog: Program, name: str) -> None:
     """Adds the all-gather of a level: the chunks of all replicas of a ring, written into each one's `values`."""
-    counters = [_new_chunk_counter(Builder(value.graph, prog, name), level) for value in values]
+    counters = [_new_chunk_counter(Builder(value.graph, prog, name), value.ring(level)) for value in values]
     for chunk, value, counter in zip(chunks, values, counters, strict=True):
         # All chunks are written one by one: without this the value would be live before its first write.
         prog.add(WriteUndef(value.tensor))
@@ -153,13 +159,18 @@ def _reduce_by_doubling(values: Sequence[Part], level: Level, monoid: str, prog:
 
 
 def _send(sources: Sequence[Part], destinations: Sequence[Part], pairs: Pairs, prog: Program, name: str) -> None:
-    """Adds one copy from replica to replica of the parts on all IPUs, so that these send at the same time."""
-    source, destination = (_concatenated(parts) for parts in (sources, destinations))
-    prog.add(CrossReplicaCopy(source, destination, pairs, name, sources[0].graph.origin))
+    """Adds one copy from replica to replica of all parts, of all IPUs and both ways: these send at the same time."""
+    back = None
+    if any(part.is_back for part in sources):
+        back = _of_way(sources, is_back=True), _of_way(destinations, is_back=True)
+    there = _of_way(sources, is_back=False), _of_way(destinations, is_back=False)
+    prog.add(CrossReplicaCopy(*there, pairs, name, sources[0].graph.origin, back))
 
 
-def _concatenated(parts: Sequence[Part]) -> Tensor:
-    return parts[0].tensor if len(parts) == 1 else concat([part.tensor.flatten() for part in parts])
+def _of_way(parts: Sequence[Part], *, is_back: bool) -> Tensor:
+    """The parts that go one way, as one tensor."""
+    tensors = [part.tensor for part in parts if part.is_back == is_back]
+    return tensors[0] if len(tensors) == 1 else concat([tensor.flatten() for tensor in tensors])
 
 
 def exchange(builder: Builder, value: Tensor, groups: Groups) -> Tensor:
@@ -205,13 +216,13 @@ def combine(monoid: str, dtype: np.dtype) -> Op:
 
 def _add_received(x: Part, name: str) -> Part:
     """Adds a tensor with the layout of `x`, which receives what another replica has in `x`."""
-    return Part(x.graph, add_like(x.graph, x.tensor, f"{name}/received"))
+    return replace(x, tensor=add_like(x.graph, x.tensor, f"{name}/received"))
 
 
 def _chunk(value: Part, counter: Tensor, prog: Program, name: str) -> Part:
     """Adds the slice of a value at a counter; returns the chunk, [1, …]."""
     chunk = slot_of(Builder(value.graph, prog, name), value.tensor, counter)
-    return Part(value.graph, chunk.reshape((1, *chunk.shape)))
+    return replace(value, tensor=chunk.reshape((1, *chunk.shape)))
 
 
 def _new_chunk_counter(builder: Builder, level: Level, *, offset: int = 0) -> Tensor:

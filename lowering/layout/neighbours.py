@@ -9,7 +9,7 @@ it has one array in its memory instead of one for each operand.
 Input: operands over one index space that are views of variables: shifted slices, or concatenations of such slices, as
 `jnp.roll` and padding make them. Output: a few candidate mappings of unmapped variables; shared windows, and the
 position of each operand in them.
-Limits: grids are ranked as if the border of a block were received once, with its corners. Windows are of slices of a
+Limits: grids are ranked as if the border of a block were received with its corners. Windows are of slices of a
 whole array, rolls of it, and slices of it padded with its edges.
 """
 
@@ -183,7 +183,8 @@ def neighbour_mappings(
     if not stencils:
         return []
     grids = _grids_of_stencils(graph.target, stencils, shape)
-    cycles = compute_cycles(total_elements([*grids.lengths])) + _moving_cycles(graph, stencils, grids)
+    moving = sum(_moving_cycles(graph, stencil, grids) for stencil in stencils)
+    cycles = compute_cycles(total_elements([*grids.lengths])) + moving
     best = np.argsort(cycles, kind="stable")[:_MOST_GRIDS]  # numbers of the grids that are proposed
     return [
         {stencil.variable: _mapping_to_blocks(stencil, grids.placement(int(n))) for stencil in stencils} for n in best
@@ -200,20 +201,18 @@ def _grids_of_stencils(target: Target, stencils: Sequence[Neighbours], shape: tu
     return even_grids(shape, tuple(order), tiles)
 
 
-def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -> np.ndarray:
-    """Cycles of receiving the border of a block and copying the block, plus the cost of exchange code.
+def _moving_cycles(graph: Graph, stencil: Neighbours, grids: Grids) -> np.ndarray:
+    """Cycles of receiving the border of a block of a variable and copying the block, plus the cost of exchange code.
 
     Args:
         graph: target and cost per byte.
-        stencils: variables that are read at several offsets.
+        stencil: the variable, and the offsets at which it is read.
         grids: candidate grids of the index space, whose cycles are returned, float[candidates].
     """
     target = graph.target
-    width = max(element_bytes(stencil.variable.dtype) for stencil in stencils)
-    high = np.array([stencil.high for stencil in stencils]).max(0)
-    low = np.array([stencil.low for stencil in stencils]).min(0)
-    reach = high - low  # elements of the border along each dimension; only where there is another block
-    border = np.where(grids.blocks > 1, np.minimum(reach, grids.shape)[:, None], 0)
+    width = element_bytes(stencil.variable.dtype)
+    reach = np.subtract(stencil.high, stencil.low)  # elements of the border along each dimension
+    border = np.where(grids.blocks > 1, np.minimum(reach, grids.shape)[:, None], 0)  # none without another block
     elements = total_elements([*grids.lengths])
     received = (total_elements([*(grids.lengths + border)]) - elements) * width
     # Along each dimension: the number of rows that a border across it is in, those of the dimensions outside of it.
@@ -222,7 +221,7 @@ def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -
     pieces = np.sum(np.minimum(border, 2) * rows, axis=0)
     # Rows of a shifted view are not contiguous in the block along the innermost dimension that is shifted.
     innermost = int(np.flatnonzero(reach)[-1])
-    copied = len(stencils) * copy_cycles(elements * width, rows[innermost], target)
+    copied = copy_cycles(elements * width, rows[innermost], target)
     receiving = receive_cycles(received, np.zeros_like(received), pieces, target)
     return receiving + copied + graph.byte_cost_cycles * receive_code_bytes(pieces, target)
 

@@ -293,20 +293,21 @@ def hmac_cycles(
         groups: groups of channels.
         half_sums: whether sums are half precision.
 
-    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`, `getConvPartialHorizontalMacCycleEstimate` of a worker
+    and `getConvPartialHorizontalMacSupervisorOuterLoopCycleEstimate` around it.
     """
-    at_once = 2 if half_sums and precision == "half" else 1
-    dot = _dot_cycles(target, precision, in_channels, at_once)
+    is_half = precision == "half"
+    at_once = 2 if half_sums and is_half else 1
     round_cycles = issue_round_cycles(target)
-    # Of a worker: 16 for a pass and for each position of the kernel, 19 for an item of its work list, 7 for an output
-    # beside its dot products. Of the supervisor: 23 for a group, 15 for its input channels, 10 for an output channel.
+    # Worker cycles of an output, and of the whole rows and of the part of one in the work list of the busiest worker.
+    output = 7 + _dot_cycles(target, precision, in_channels, at_once)
     share = _row_share(rows, width, target.worker_contexts)
-    items = share.whole_rows * (19 + width * (7 + dot))
-    items = items + np.where(share.parts > 0, 19 + share.parts * share.part_width * (7 + dot), 0)
-    worker = 16 + kernel_positions * (16 - (_HMAC_STATE_CYCLES if precision == "half" else 0) + items)
+    items = share.whole_rows * (19 + width * output) + np.where(share.part_width > 0, 19 + share.part_width * output, 0)
+    # Worker cycles of an output channel: the list is read again for each position of the kernel.
+    worker = 16 + kernel_positions * (16 - (_HMAC_STATE_CYCLES if is_half else 0) + items)
+    # Tile cycles: of the output channels of a group, then of the supervisor once, with the state that workers keep.
     channels = ceil_div(out_channels, at_once) * (10 + round_cycles * worker)
-    # Of the vertex: of the supervisor, and of its workers to load the state that they keep.
-    setup = (65 if precision == "half" else 58) + round_cycles * ((10 + _HMAC_STATE_CYCLES) if half_sums else 9)
+    setup = (65 if is_half else 58) + round_cycles * ((10 + _HMAC_STATE_CYCLES) if half_sums else 9)
     zeroing = zero_cycles(target, rows * width * out_channels * groups, half_sums)
     return setup + groups * (23 + 15 + channels) + zeroing
 
@@ -315,10 +316,9 @@ _HMAC_STATE_CYCLES = 6  # saved by state that workers keep from one kernel posit
 
 
 class _RowShare(NamedTuple):
-    """Whole rows of a worker, how many parts of rows it has beside them, and the width of a part."""
+    """Whole rows of a worker, and the elements of a row that it has a part of beside them, 0 for none."""
 
     whole_rows: Count
-    parts: Count
     part_width: Count
 
 
@@ -330,23 +330,24 @@ def _row_share(rows: Count, width: Count, workers: int) -> _RowShare:
     """
     parts = workers // np.gcd(workers, np.asarray(rows).astype(np.int64))
     share = ceil_div(rows * parts, workers)  # parts of a worker: `parts` of them are a whole row
-    return _RowShare(share // parts, share % parts, ceil_div(width, parts))
+    return _RowShare(share // parts, share % parts * ceil_div(width, parts))
 
 
 def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: int) -> Count:
     """Worker cycles of `at_once`, one or two, dot products that share an operand.
 
     Lengths of full vectors take 64 bits of each operand a cycle; others take pairs (of half, if the length is even) or
-    single elements all along.
+    single elements all along. Source: poplibs `PerformanceEstimation.hpp`, `getDenseDotProductCycles`.
     """
     width = _VECTOR_BYTES // _WIDTH_BYTES[precision]
+    is_half = width > 2
     # One instruction multiplies 64 bits, however much more the ports load.
     vector_cycles = larger(1, wide_load_cycles(2 * _VECTOR_BYTES, target))
     pairs = 2 * ceil_div(length, 2) + at_once  # two cycles each
     singles = 2 * length + at_once
-    narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if width > 2 else singles
+    narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if is_half else singles
     vectors = whole_cycles(length // width * vector_cycles)
-    around_loop = 3 * at_once + (at_once == 2) + 4  # poplibs `PerformanceEstimation.hpp`
+    around_loop = 3 * at_once + (at_once == 2) + 4 - is_half
     return around_loop + np.where(np.asarray(length) % width == 0, vectors, narrow)
 
 
@@ -372,21 +373,23 @@ def vmac_cycles(
         groups: groups, each of one channel.
         half_sums: whether sums are half precision.
 
-    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`, `getConvPartialVerticalMacCycleEstimate` of a worker and
+    the functions `getConvPartialVerticalMacSupervisor…` around it.
     """
-    # Of a worker: groups of a vector, cycles of an output with its first kernel element, and those of its start.
-    groups_at_once, item, start = (8, 7 + 15, 13) if half_sums else (4, 7 + 5, 19)
-    # Activations and weights of four groups are a 64-bit load each.
-    position = wide_load_cycles(2 * _VECTOR_BYTES * (groups_at_once // 4), target) + 1
+    # Groups of a vector, and worker cycles of a pass over groups and of an output's row of the kernel: its first
+    # element with the sums that it loads and stores, then each further one, whose operands are a 64-bit load each.
+    groups_at_once, start, first_element = (8, 13, 7 + 15 + 3) if half_sums else (4, 19, 7 + 5 + 3)
+    element = wide_load_cycles(2 * _VECTOR_BYTES * (groups_at_once // 4), target) + 1
     round_cycles = issue_round_cycles(target)
-    workers = target.worker_contexts
-    # Of a worker: cycles of its outputs for one row of the kernel, then of all rows.
-    items = ceil_div(outputs, workers) * (item + 3 + position * (kernel[-1] - 1))
-    worker = start + whole_cycles(product(kernel[:-1]) * items)
-    adding = (7 + round_cycles - 1) if half_sums else (9 + 2 * (round_cycles - 1))  # sums of every issue slot
+    share = ceil_div(outputs, target.worker_contexts)  # outputs of a worker
+    kernel_rows = product(kernel[:-1])
+    worker = start + whole_cycles(kernel_rows * share * (first_element + element * (kernel[-1] - 1)))
+    # All workers zero all their sums at once; then each adds those of all issue slots for its share of the outputs.
     zeroing = 4 + ceil_div(outputs, 4 if half_sums else 2)
-    combining = (10 if half_sums else 9) + adding * ceil_div(outputs, workers) // groups_at_once
-    # Of the supervisor: 61 + 14 + 25 or 26 for the vertex; 32 + 24 for each pass over groups.
+    other_slots = round_cycles - 1
+    adding = (10, 7 + other_slots) if half_sums else (9, 9 + 2 * other_slots)  # at the start, and for an output
+    combining = adding[0] + adding[1] * share // groups_at_once
+    # Of the supervisor: 61 + 14 + 25 or 26 once a vertex; 32 + 24 for each pass over groups.
     passes = ceil_div(groups, groups_at_once)
     return 61 + 14 + (25 if half_sums else 26) + passes * (zeroing + 32 + 24 + round_cycles * worker + combining)
 
@@ -413,7 +416,7 @@ def slic_cycles(
         stride: of the window along the last dimension, 1 or 2.
         half_sums: whether sums are half precision.
 
-    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`, the functions `getConvPartialSlicSupervisor…`.
     """
     round_cycles = issue_round_cycles(target)
     few_units = target.conv_units_fp16 < _COMMON_PATH_UNITS
@@ -421,25 +424,26 @@ def slic_cycles(
     merges = half_sums and few_units  # two passes write two results, which are merged
     # Groups that one pass has beside each other: as many, of a power of 2 of channels, as fill its channels.
     beside = max(1, _SLIC_CHANNELS // (1 << max(0, channels - 1).bit_length()))
-    # Weights of a position of the window are loaded; groups that are beside each other are put so by the workers.
-    loading = 16 + (18 if beside == 1 else 21 + (12 if beside == 2 else 10) * round_cycles)
-    positions = product(kernel[:-1]) * ceil_div(kernel[-1], _SLIC_WINDOW)
+    # Kernel positions are read in windows of a row. Workers share rows of outputs, of parts of rows, as items.
+    windows = product(kernel[:-1]) * ceil_div(kernel[-1], _SLIC_WINDOW)
     (items, item_width), _ = _extreme_shares(rows, width, target.worker_contexts)
-    start = 17 + (2 if merges else 0)  # of a worker
-    item = 9 if merges else (10 if half_sums else 13)  # of each item of its work list, beside its rows
 
     def worker(*, is_first: bool) -> Count:
-        """Cycles of a worker for one position of the window; the first one starts the sums."""
+        """Worker cycles of one window, for its list of items; the first window starts the sums."""
+        item = (9 if merges else 10 if half_sums else 13) + is_first  # beside the passes over its row
         row = _slic_row_cycles(item_width, stride, is_first=is_first, merges=merges) - (not half_sums)
-        return start + items * (item + is_first + passes * row)
+        return 17 + 2 * merges + items * (item + passes * row)
 
-    merging = (2 + 2 * rows * width) if merges else 0
-    # Of the supervisor: for each position of the window, then for the vertex, its groups, and all positions.
-    position = loading + (0 if merges else 4) + 2 + 6 + 1 + 6 + 1
+    # Of the supervisor: for a window, whose weights it loads (groups beside each other are put so by the workers); for
+    # a pass over groups; and once. A loop adds 6 for each repetition, and 1.
+    loading = 16 + (18 if beside == 1 else 21 + (12 if beside == 2 else 10) * round_cycles)
+    window = loading + (0 if merges else 4) + 2 + 6 + 1 + 6 + 1
     passes_of_groups = ceil_div(groups, beside)
-    supervisor = (25 if merges else 28) + (12 if merges else 15) * passes_of_groups + 6 * (passes_of_groups - 1) + 1
-    supervisor = supervisor + position * positions + 6 * (positions - 1) + 1
-    workers = round_cycles * (worker(is_first=True) + (positions - 1) * worker(is_first=False))
+    supervisor = window * windows + 6 * (windows - 1) + 1
+    supervisor = supervisor + (12 if merges else 15) * passes_of_groups + 6 * (passes_of_groups - 1) + 1
+    supervisor = supervisor + (25 if merges else 28)
+    workers = round_cycles * (worker(is_first=True) + (windows - 1) * worker(is_first=False))
+    merging = (2 + 2 * rows * width) if merges else 0
     return supervisor + passes_of_groups * (workers + merging)
 
 
@@ -447,11 +451,13 @@ _SLIC_CHANNELS, _SLIC_WINDOW = 4, 4  # channels of a pass, and positions of a ro
 
 
 def _slic_row_cycles(width: Count, stride: int, *, is_first: bool, merges: bool) -> Count:
-    """Cycles of a pass over a row of outputs, `is_first` to start the sums; the others add to these, or to partial sums
-    that are merged at the end (`merges`).
+    """Worker cycles of a pass over a row of outputs, `is_first` to start the sums; the others add to these, or to
+    partial sums that are merged at the end (`merges`).
 
-    A loop of one cycle an element, two with a stride, and what starts and ends it. A row shorter than the 5 stages of
-    the units takes as long as one of 5; a single output has a path of its own. Source as of `slic_cycles`.
+    A loop of one cycle an element, two with a stride, and what starts and ends it. A single output has a path of its
+    own. A row shorter than the 5 stages of the units is taken to last as long as one of 5; the source has up to 6
+    cycles more for 2 to 4 outputs, by which fewer workers would be faster than more.
+    Source: poplibs `getConvPartialSlicSupervisorInnerLoopCycleEstimateHalfFloat`.
     """
     if stride != 1:
         return np.where(np.asarray(width) == 1, 13, 15 + 2 * np.maximum(width - 3, 0))
@@ -463,15 +469,14 @@ def outer_product_cycles(
 ) -> Count:
     """Cycles of the outer product vertex: one input channel, every output is one product.
 
-    Rows are shared by the workers. Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    Rows are shared by the workers, and output channels are in groups of a vector, which are too few for the loop of
+    the codelet. Source of the numbers: poplibs `PerformanceEstimation.hpp`, `getOuterProductCycleEstimate`, with the
+    channels of a group that `ConvVertexType.cpp` gives it.
     """
-    # Of a worker: cycles of a group, channels of a row that are part of its fixed cycles, and channels of a vector.
-    fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
-    share = ceil_div(rows, target.worker_contexts)
-    # A vector is multiplied and stored by one instruction. 25 below is what a worker takes for its call.
-    vector_cycles = larger(1, store_cycles(_VECTOR_BYTES, target))
-    channels = 6 + whole_cycles(ceil_div(np.maximum(out_channels - first_channels, 0), vector) * vector_cycles)
-    return target.supervisor_overhead_cycles + issue_round_cycles(target) * (25 + groups * (fixed + share * channels))
+    # Worker cycles of a group of channels, and of each of its rows. 25 below is what a worker takes for its call.
+    vector, fixed, row = (4, 10, 10 + 4 * 5 // 2) if precision == "half" else (2, 11, 10 + 2 * 2)
+    worker = 25 + groups * ceil_div(out_channels, vector) * (fixed + ceil_div(rows, target.worker_contexts) * row)
+    return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
 
 def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count, reduced: Count) -> Count:

@@ -6,22 +6,24 @@ do not fill the groups of its vertices reads and writes another order. Its opera
 tile can keep them where they are used, and copied once on the tile; its results are copied on the tile.
 
 Source: poplibs `ConvModel.cpp`, `addTransformCycleEstimate`: which operands are rearranged, and that each is exchanged
-and copied; `getScaleFactorForTransform`, 5/4 cycles an element; `popops/Rearrange.cpp`, `canUseFastTranspose`: elements
-of two bytes alone have a fast transposition, of 64 bits a cycle, if rows and columns are multiples of four.
-`Convolution.cpp`: every tile that receives data in another order rearranges it. Rows of channels that are no whole
-vectors are copied by atoms, see `runtime.exchange.atoms`. `ConvVertices.cpp`, `inWindow`: the AMP reads the field of a
-group of channels in one piece, so that a part with a halo is put together.
+and copied with the channels that it is padded to; `getScaleFactorForTransform`, 5/4 cycles an element;
+`popops/Rearrange.cpp`, `canUseFastTranspose`: elements of two bytes alone have a fast transposition, of 64 bits a
+cycle, if rows and columns are multiples of four. `Convolution.cpp`: every tile that receives data in another order
+rearranges it. Rows of channels that are no whole vectors are copied by atoms, see `runtime.exchange.atoms`.
+`ConvVertices.cpp`, `inWindow`: the AMP reads the field of a group of channels in one piece, so that a part with a halo
+is put together.
 Limits: an operand that PopLibs rearranges once for more than seven tiles is copied by each of them; weight updates have
 no rule of their own.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ipujax.lowering.poplin.cycles import Count, amp_block, product
+from ipujax.lowering.poplin.cycles import AmpBlock, Count, amp_block, ceil_div, product
 from ipujax.lowering.poplin.spec import ConvSpec, Dims, Rearranged, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import (
     VertexKind,
@@ -53,9 +55,7 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
         return Rearranged(lhs=is_turned, rhs=is_turned, result=is_turned)
     amp = amp_block(target, arith.precision)
     extents = spec.extents
-    # Of several kernel rows, up to four are put side by side in a group: see `amp_nx1_cycles`.
-    group = amp.in_channels if spec.is_1x1 else amp.in_channels // _KERNEL_ROWS_IN_GROUP
-    pads_ins = extents.in_channels % group != 0
+    pads_ins = extents.in_channels % _in_channel_group(spec, amp) != 0
     outs = extents.batch * int(product(extents.field)) if kind.is_swapped else extents.out_channels
     pads_outs = outs % amp.out_channels != 0
     all_operands = is_turned or kind.is_expanded or pads_ins
@@ -79,7 +79,22 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
     )
 
 
+def _in_channel_group(spec: ConvSpec, amp: AmpBlock) -> int:
+    """Input channels of a group: of several kernel rows, up to four are put side by side, see `amp_nx1_cycles`."""
+    return amp.in_channels if spec.is_1x1 else amp.in_channels // _KERNEL_ROWS_IN_GROUP
+
+
 _KERNEL_ROWS_IN_GROUP = 4
+
+
+def _channel_groups(kind: VertexKind, spec: ConvSpec, target: Target) -> tuple[int, int]:
+    """Input and output channels of a group of the vertex; 1 where other dimensions are its channels, or none."""
+    precision = arithmetic(spec, target).precision
+    if precision is None or not kind.uses_amp:
+        return 1, 1
+    amp = amp_block(target, precision)
+    has_own_ins = not (kind.is_expanded or kind.is_combined)
+    return _in_channel_group(spec, amp) if has_own_ins else 1, 1 if kind.is_swapped else amp.out_channels
 
 
 def rearrangement_cycles(
@@ -149,8 +164,14 @@ class _MovedBytes(NamedTuple):
 
 
 def _moved_bytes(kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count) -> _MovedBytes:
-    """Bytes that rearrangement copies."""
+    """Bytes that rearrangement copies, with the channels that fill the groups of the vertex."""
     is_copied = _rearranged_data(kind, spec, target)
+    ins, outs = _channel_groups(kind, spec, target)
+    block = replace(
+        block,
+        in_channels=ceil_div(block.in_channels, ins) * ins,
+        out_channels=ceil_div(block.out_channels, outs) * outs,
+    )
     inputs = product(input_lengths(spec, block)) * element_bytes(spec.lhs_dtype)
     if kind.is_expanded:
         inputs = gathered_bytes(kind, spec, block)

@@ -156,15 +156,15 @@ class Divergence:
             case RemoteOut(source, buffer, offset):
                 written = [source, *(() if offset is None else (offset,))]
                 self._refine((buffer.memory,), self._classes(written, differing), differing)
-            case CrossReplicaCopy(source, destination):
-                sent = self._classes([source], differing)
-                kept = self._classes([destination], differing)
-                senders = node.sources(self._replicas)
-                received = agreement.by_key(
-                    (True, kept[replica]) if sender is None else (False, sent[sender])
-                    for replica, sender in enumerate(senders)
-                )
-                self._write(destination, differing, received)
+            case CrossReplicaCopy():
+                for way in node.ways:
+                    sent = self._classes([way.source], differing)
+                    kept = self._classes([way.destination], differing)
+                    received = agreement.by_key(
+                        (True, kept[replica]) if sender is None else (False, sent[sender])
+                        for replica, sender in enumerate(way.sources(self._replicas))
+                    )
+                    self._write(way.destination, differing, received)
             case Loop():
                 self._visit_loop(node, differing)
             case Branch():

@@ -362,19 +362,25 @@ def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
 def cross_replica_counts(graph: Graph, copy: CrossReplicaCopy) -> CopyCounts:
     """Return what one run of a copy between replicas moves in each of them; `graph` is of one replica."""
     target = graph.target
-    pair = _between_two(graph, copy)
-    assert pair.flows is not None or not copy.source.size, "two replicas share no IPU"
     num_ipus = target.num_ipus
     tiles = target.num_tiles
-    no_flows = Flows.of(2 * num_ipus, [], [], [])
-    pair_flows = no_flows if pair.flows is None else pair.flows
-    flows = pair_flows.between_replicas([(a, b) for a, b in copy.replica_map if a != b], graph.replication_factor)
-    # Of the two replicas one sends and one receives; a replica of a ring does both, so it has the sum of their counts.
-    parts = {name: pad_tiles(getattr(pair, name), pair.window.first_tile, 2 * tiles) for name in _EXCHANGED}
-    counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     window = Window(0, num_ipus, target.tiles_per_ipu)
-    all_counts = dict.fromkeys((*_COPIED, "slow_cycles"), window.zeros) | counts
-    return CopyCounts(window, **all_counts, flows=pair_flows.folded(), link_flows=flows)
+    counts: dict[str, Any] = dict.fromkeys((*_COPIED, "slow_cycles"), window.zeros)
+    pair_flows = no_flows = Flows.of(2 * num_ipus, [], [], [])
+    link_flows = Flows.of(graph.replication_factor * num_ipus, [], [], [])
+    for way in copy.ways:
+        pair = _between_two(graph, way)
+        assert pair.flows is not None or not way.source.size, "two replicas share no IPU"
+        flows = no_flows if pair.flows is None else pair.flows
+        pair_flows = pair_flows.plus(flows)
+        replica_map = [(a, b) for a, b in way.replica_map if a != b]
+        link_flows = link_flows.plus(flows.between_replicas(replica_map, graph.replication_factor))
+        # Of the two replicas one sends and one receives; a replica of a ring does both, so it has the sum of their
+        # counts.
+        for name in _EXCHANGED:
+            part = pad_tiles(getattr(pair, name), pair.window.first_tile, 2 * tiles)
+            counts[name] = counts[name] + part[:tiles] + part[tiles:]
+    return CopyCounts(window, **counts, flows=pair_flows.folded(), link_flows=link_flows)
 
 
 _EXCHANGED = ("received_bytes", "sent_bytes", "receives", "sends")

@@ -63,6 +63,15 @@ class Flows:
         np.add.at(total, place, counts[counted])
         return Flows(num_ipus, *(frozen(values, np.int64) for values in (*np.divmod(pairs, num_ipus), total)))
 
+    def plus(self, other: Flows) -> Flows:
+        """Return these flows and others of the same IPUs."""
+        rows = zip(self._pairs, other._pairs, strict=True)
+        return Flows.of(self.num_ipus, *map(np.concatenate, rows))
+
+    @property
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.senders, self.receivers, self.num_bytes
+
     def matrix(self) -> np.ndarray:
         """Return the bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]."""
         flows = np.zeros((self.num_ipus, self.num_ipus), np.int64)

@@ -431,6 +431,12 @@ class ReplicatedProgram(EngineProgram):
         return [jnp.repeat(jnp.stack(arrays), sharing, 0) for arrays in zip(*by_call, strict=True)]
 
     def _cross_replica_copy(self, step: CrossReplicaCopy, values: Values) -> None:
+        received = [self._received_one_way(copy, values) for copy in step.ways]  # all are read before any is written
+        for copy, array in zip(step.ways, received, strict=True):
+            values.store(copy.destination, array)
+
+    def _received_one_way(self, step: CrossReplicaCopy, values: Values) -> jax.Array:
+        """Return what each replica has in the destination of a copy one way, after it."""
         sources = step.sources(self._all_replicas)  # by destination; None for replicas that receive nothing
         sent = self._instances.gather(values.load(step.source))
         received = self._instances.take_local(sent[np.array([0 if source is None else source for source in sources])])
@@ -439,4 +445,4 @@ class ReplicatedProgram(EngineProgram):
             receives = receives.reshape(-1, *(1 for _ in step.source.shape))
             receives_here = self._instances.take_local(jnp.asarray(receives))
             received = jnp.where(receives_here, received, values.load(step.destination))
-        values.store(step.destination, received)
+        return received

@@ -100,6 +100,9 @@ class CrossReplicaCopy(Leaf):
         replica_map: (source, destination) pairs of replicas. A replica may send to several, and receives once at most;
             one that receives nothing keeps the values of its destination.
         name: debug name.
+        origin: line and layer.
+        back: another source and destination of the same shape and dtype, copied in the same exchange from each receiver
+            to its sender; None if nothing goes back.
     """
 
     source: Tensor
@@ -107,9 +110,21 @@ class CrossReplicaCopy(Leaf):
     replica_map: tuple[tuple[int, int], ...]
     name: str = "cross-replica copy"
     origin: Origin = Origin()
+    back: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
-        _check_same_type(self.name, self)
+        for copy in self.ways:
+            _check_same_type(self.name, copy)
+        if self.back is not None:  # both ways move as much
+            _check_same_type(self.name, replace(self, destination=self.back[0], back=None))
+
+    @property
+    def ways(self) -> tuple[CrossReplicaCopy, ...]:
+        """The copy along the map, and the one back if there is one, each by itself."""
+        if self.back is None:
+            return (self,)
+        reverse = tuple((destination, source) for source, destination in self.replica_map)
+        return replace(self, back=None), CrossReplicaCopy(*self.back, reverse, self.name, self.origin)
 
     def sources(self, replicas: int) -> tuple[int | None, ...]:
         """Return the replica that each replica receives from; None for those that receive nothing."""
@@ -123,11 +138,11 @@ class CrossReplicaCopy(Leaf):
 
     @property
     def reads(self) -> Tensors:
-        return (self.source,)
+        return tuple(copy.source for copy in self.ways)
 
     @property
     def writes(self) -> Tensors:
-        return (self.destination,)
+        return tuple(copy.destination for copy in self.ways)
 
     @property
     def label(self) -> str:

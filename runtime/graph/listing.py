@@ -135,10 +135,11 @@ class _Writer:
                 yield from _indented(self._group(group) for group in self._graph.groups[compute_set])
             case Copy(source, destination, name, origin):
                 yield f"copy {_quoted(name)}: {self._view(source)} -> {self._view(destination)}{_at(origin)}"
-            case CrossReplicaCopy(source, destination, pairs, name, origin):
-                replicas = ", ".join(f"{sender}->{receiver}" for sender, receiver in pairs)
-                views = f"{self._view(source)} -> {self._view(destination)}"
-                yield f"copy {_quoted(name)} replica {replicas}: {views}{_at(origin)}"
+            case CrossReplicaCopy():
+                for copy in program.ways:
+                    replicas = ", ".join(f"{sender}->{receiver}" for sender, receiver in copy.replica_map)
+                    views = f"{self._view(copy.source)} -> {self._view(copy.destination)}"
+                    yield f"copy {_quoted(copy.name)} replica {replicas}: {views}{_at(copy.origin)}"
             case StreamIn(stream, destination):
                 yield f"in {_stream(stream)} -> {self._view(destination)}"
             case WriteUndef(destination):

@@ -148,16 +148,17 @@ class Replicas(Runner):
                 assert self._host is not None, "without a host each machine runs its transfers"
                 self._check_members(range(len(self._machines)))
                 self._host.push(stream, np.stack([machine.load(source, program) for machine in self._machines]))
-            case CrossReplicaCopy(source, destination):
-                senders = program.sources(len(self._machines))
-                for receiver, sender in enumerate(senders):
+            case CrossReplicaCopy():
+                for receiver, sender in enumerate(program.sources(len(self._machines))):
                     if sender is not None and {receiver, sender} & set(self._members):
                         self._check_members((receiver, sender))
                 # All are read before any is written: the source may be the destination.
-                sent = {member: self._machines[member].load(source, program) for member in self._members}
-                for member in self._members:
-                    if (sender := senders[member]) is not None:
-                        self._machines[member].store(destination, sent[sender], program)
+                sent = [{m: self._machines[m].load(way.source, program) for m in self._members} for way in program.ways]
+                for way, by_sender in zip(program.ways, sent, strict=True):
+                    senders = way.sources(len(self._machines))
+                    for member in self._members:
+                        if (sender := senders[member]) is not None:
+                            self._machines[member].store(way.destination, by_sender[sender], program)
 
     def choice(self, node: Decision) -> int:
         raise AssertionError("members may choose differently")

@@ -79,12 +79,13 @@ def _nodes_of_step(
     if isinstance(cost, CopyCost) and cost.flows is not None:
         flows = cost.flows
         other_replicas = _other_replicas(node, replica)
+        ways = len(node.ways) if isinstance(node, CrossReplicaCopy) else 1  # of equal bytes, to different replicas
         for kind, own_ipus, peers, replicas in (
             ("send", flows.senders, flows.receivers, other_replicas[0]),
             ("receive", flows.receivers, flows.senders, other_replicas[1]),
         ):
             for pair in np.flatnonzero(own_ipus == ipu).tolist():
-                num_bytes = int(flows.num_bytes[pair])
+                num_bytes = int(flows.num_bytes[pair]) // ways
                 for other in replicas:
                     num_messages += 1
                     received -= num_bytes if kind == "receive" else 0
@@ -97,7 +98,7 @@ def _other_replicas(node: Program, replica: int) -> tuple[list[int], list[int]]:
     """Replicas to which a copy sends from one, and from which that receives; the same one within a replica."""
     if not isinstance(node, CrossReplicaCopy):
         return [replica], [replica]
-    pairs = [(source, destination) for source, destination in node.replica_map if source != destination]
+    pairs = [pair for copy in node.ways for pair in copy.replica_map if pair[0] != pair[1]]
     return [b for a, b in pairs if a == replica], [a for a, b in pairs if b == replica]
 
 

@@ -35,7 +35,8 @@ def cross_replica(inventory: Inventory) -> Iterator[VerifyError]:
             message = f"{node.name}: the graph is not replicated"
             hint = "Graph(target, replication_factor=n)"
             yield VerifyError("cross-replica", message, where=node.origin, hint=hint)
-        yield from map_errors(node, replicas)
+        for copy in node.ways:
+            yield from map_errors(copy, replicas)
 
 
 def map_errors(copy: CrossReplicaCopy, replicas: int) -> Iterator[VerifyError]:

@@ -76,13 +76,13 @@ def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, 
     Each of `reduced` rows, of `outputs` elements of a dtype, is added to the results; workers share them evenly.
     Source: `getCyclesEstimateForReduce` of the estimation functions, for sums.
     """
-    wide = 2 * max(1, target.vector_width_bytes // element_bytes(dtype))  # elements of an accumulator
+    vector = max(1, target.vector_width_bytes // element_bytes(dtype))  # elements
+    wide = 2 * vector  # elements of an accumulator
     levels = wide.bit_length() - 1  # powers of 2 below its width
-    vectors = outputs // wide
-    # The source's numbers. For each accumulator: zeroing, stores and its loop; in the loop, for each row, a pointer, a
-    # load with its call, and an accumulation.
+    # The source's numbers. For each accumulator: zeroing, 2 cycles for each element of a vector that is stored, and its
+    # loop; in the loop, for each row, a pointer, a load with its call, and an accumulation.
     start = 33 + 24 + 2 * levels
-    worker = vectors * (6 + 2 * wide // 2 + 1 + reduced * (10 + 6 + 3))
+    worker = outputs // wide * (5 + (2 * vector + 1) + 1 + reduced * (10 + 6 + 3))
     # Outputs beyond whole accumulators: at most one remainder of each power of 2.
     for level in range(levels):
         has_remainder = outputs // 2**level % 2

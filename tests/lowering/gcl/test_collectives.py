@@ -371,7 +371,7 @@ def test_schedules_sum_all_chunks_everywhere(replicas: int, groups: Any):
             )
 
 
-NAMES = ("ring", "ring along the ladder", "two-phase", "doubling")
+NAMES = ("ring", "ring along the ladder", "ring both ways", "two-phase", "doubling")
 APART = [[7, 5, 3, 1], [0, 2, 4, 6]]
 
 
@@ -409,7 +409,8 @@ def test_all_schedules_give_equal_results(
     expected = (by_group(parts, members, lambda group, _: sum(group)), rows, size * x)
     assert_ways(expected, fun, 8, SPLIT, SPLIT, x, on=on)
     no_machine_holds_two_of_a_group = groups is not None and groups[0][0] == 7
-    assert name in {schedule.name for schedule in chosen} or (name == "two-phase" and no_machine_holds_two_of_a_group)
+    left_out = {"two-phase": no_machine_holds_two_of_a_group, "ring both ways": ipus_each > 1}
+    assert name in {schedule.name for schedule in chosen} or left_out[name]
 
 
 def _simulated(schedule: Schedule, values: np.ndarray) -> np.ndarray:
@@ -452,12 +453,14 @@ def phases(replicas: int, elements: int, name: str, target: Target = SLOW_LINKS)
     prog = Program()
     groups = (tuple(range(replicas)),)
     (schedule,) = [s for s in candidates(graph.system_target, 1, groups, reduces_all=True) if s.name == name]
-    chunk_elements = -(-elements // int(np.prod(schedule.chunks)))
-    value = rounds.add_value(graph, schedule.chunks, chunk_elements, np.dtype(np.float32), "value")
-    for part in (WriteUndef(value), *_zeroed(graph, value)):
-        prog.add(part)
+    chunk_elements = -(-elements // (schedule.ways * int(np.prod(schedule.chunks))))
+    parts = []
+    for way in range(schedule.ways):
+        value = rounds.add_value(graph, schedule.chunks, chunk_elements, np.dtype(np.float32), "value")
+        parts.append(rounds.Part(graph, value, is_back=way > 0))
+        for part in (WriteUndef(value), *_zeroed(graph, value)):
+            prog.add(part)
     phases_before = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
-    parts = [rounds.Part(graph, value)]
     rounds.gather(rounds.reduce(parts, schedule, "add", prog, "sum"), parts, schedule, prog, "sum")
     phases_after = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
     return {phase: phases_after[phase] - phases_before[phase] for phase in phases_after}
@@ -491,6 +494,17 @@ def test_a_ring_takes_the_time_of_its_closed_form(elements: int):
     assert (
         iteration_cycles > 0 and {n: other_cycles[4] + (n - 4) * iteration_cycles for n in phase_cycles} == other_cycles
     )
+
+
+@pytest.mark.parametrize("replicas", [4, 8, 16])
+def test_both_ways_carry_half_of_a_value_in_as_many_rounds(replicas: int):
+    one_way, both_ways = (
+        phases(replicas, replicas * 4_000, f"ring{ways} along the ladder") for ways in ("", " both ways")
+    )
+    assert both_ways["global_exchange"] == 2 * (replicas - 1) * link_cycles(4_000 * 4 // 2, 2)
+    # Both halves are sent in one exchange, and combined apart.
+    exchanges = 2 * (replicas - 1) * SLOW_LINKS.global_sync_cycles
+    assert exchanges <= both_ways["sync"] < one_way["sync"] + exchanges
 
 
 @pytest.mark.parametrize("replicas", [5, 7, 12])

@@ -124,3 +124,14 @@ def test_proposes_nothing_for_other_views() -> None:
     assert not proposals(flat[1:], flat[:-1], graph=graph, shape=(4095,))  # neighbours in a line are neighbours anyway
     graph.set_tile_mapping(u.variables()[0], Blocked((np.array([0, 64]),) * 2, np.zeros((1, 1), np.int32)))
     assert not proposals(u[1:], u[:-1], graph=graph, shape=(63, 64))  # mapped already
+
+
+def test_each_variable_has_a_border_of_its_own() -> None:
+    """Sixteen variables are read at two rows and one at two columns: blocks of whole columns exchange that one only."""
+    graph = Graph(small_target(16))
+    views = []
+    for n in range(17):
+        u = graph.add_variable((64, 80) if n == 0 else (80, 64), np.float32, f"u{n}")
+        views += [u[:, :64], u[:, 16:]] if n == 0 else [u[:64], u[16:]]
+    first, *_ = proposals(*views, graph=graph, shape=(64, 64))
+    assert {mapping.tile.shape for mapping in first.values()} == {(1, 16)}

@@ -20,6 +20,7 @@ from ipujax.lowering.poplin.cycles import (
     amp_block,
     amp_nx1_cycles,
     hmac_cycles,
+    outer_product_cycles,
     slic_cycles,
     vmac_cycles,
     zero_cycles,
@@ -120,10 +121,10 @@ def test_amp_of_eight_units_has_a_codelet_of_half_sums():
     [
         ("float", False, 10, 7 + 5),
         ("float", False, 9, 7 + 18 + 1),
-        ("half", False, 8, 7 + 2),
-        ("half", False, 6, 7 + 6 + 1),
-        ("half", False, 7, 7 + 14 + 1),
-        ("half", True, 8, 11 + 2),
+        ("half", False, 8, 6 + 2),
+        ("half", False, 6, 6 + 6 + 1),
+        ("half", False, 7, 6 + 14 + 1),
+        ("half", True, 8, 10 + 2),
     ],
 )
 def test_dot_products_without_amp(precision, half_sums, length, dot):
@@ -154,7 +155,7 @@ def test_no_vertex_without_amp_exceeds_the_rate_of_vectors(dtype, dilation):
 def test_dot_products_of_rows_start_each_row():
     """By hand: of 7 rows of 10 each worker has one, and a sixth of another, padded to 2."""
     # four channels are one vector
-    dot = 7 + 1
+    dot = 6 + 1
     kernel = 9
     items = (19 + 10 * (7 + dot)) + (19 + 2 * (7 + dot))
     worker = 16 + kernel * (16 - 6 + items)
@@ -189,6 +190,12 @@ def test_windows_of_few_channels():
     two_passes = 17 + 13 + 1 + 2 * (10 + 10 - 1), 17 + 13 + 2 * (10 + 10 - 1)
     expected = supervisor + groups * 6 * (two_passes[0] + 2 * two_passes[1])
     assert slic_cycles(MK2, 6, 10, (3, 3), 1, 8, 1) == expected
+
+
+@pytest.mark.parametrize(("precision", "groups", "worker"), [("half", 3, 10 + 2 * 20), ("float", 5, 11 + 2 * 14)])
+def test_outer_products_have_a_vector_of_channels_in_a_group(precision, groups, worker):
+    """By hand from poplibs' estimator: two of 12 rows a worker, by 10 channels."""
+    assert outer_product_cycles(MK2, precision, 12, 10) == 11 + 6 * (25 + groups * worker)
 
 
 @pytest.mark.parametrize("half_sums", [True, False])

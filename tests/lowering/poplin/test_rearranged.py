@@ -62,8 +62,9 @@ def test_copies_move_64_bits_a_cycle_or_an_atom():
     copies = 2 * BOW.copy_startup_cycles  # before and after the product
     aligned = rearrangement_cycles(kind, product_of(32, 16, 64), Dims(1, 1, 64, 16, (32,), (1,)), BOW)
     assert aligned == copies + 2 * (32 * 16 + 16 * 64) / 8 + 2 * 32 * 64 / 8
+    # Channels are copied with those that fill the groups of the vertex.
     odd = rearrangement_cycles(kind, product_of(32, 15, 64), Dims(1, 1, 64, 15, (32,), (1,)), BOW)
-    assert odd == copies + sum(np.ceil(2 * n * 5.1484 - 2 * n / 8) + 2 * n / 8 for n in (32 * 15, 15 * 64)) + 512
+    assert odd == copies + sum(np.ceil(2 * n * 5.1484 - 2 * n / 8) + 2 * n / 8 for n in (32 * 16, 16 * 64)) + 512
     faster = BOW.replace(memcpy_bytes_per_cycle=10)  # no multiple of an atom
     less = rearrangement_cycles(kind, product_of(32, 16, 64), Dims(1, 1, 64, 16, (32,), (1,)), faster)
     assert less == copies + -(-2 * (32 * 16 + 16 * 64) // 10) + -(-2 * 32 * 64 // 10)

@@ -149,6 +149,25 @@ def test_a_copy_follows_the_replica_map(pairs):
     np.testing.assert_array_equal(got, expected)
 
 
+def test_a_copy_goes_along_a_ring_and_back():
+    b = Replicated(3, 2)
+    values = np.random.default_rng(1).normal(size=(2, 3, 8)).astype(np.float32)
+    there, back = (b.given(x, name) for x, name in zip(values, ("there", "back"), strict=True))
+    received = [b.variable(8, name=name) for name in ("from before", "from behind")]
+    ring = ((0, 1), (1, 2), (2, 0))
+    b.program.add(CrossReplicaCopy(there, received[0], ring, back=(back, received[1])))
+    got = b.run(*received)
+    np.testing.assert_array_equal(got, [values[0][[2, 0, 1]], values[1][[1, 2, 0]]])
+
+
+def test_a_copy_back_has_one_sender_each():
+    b = Replicated(3, 2)
+    x, y = b.given(np.ones((3, 8), np.float32)), b.given(np.ones((3, 8), np.float32), "y")
+    b.program.add(CrossReplicaCopy(x, x, ((0, 1), (0, 2)), back=(y, y)))
+    with pytest.raises(VerifyError, match="writes twice to replica 0"):
+        b.run(x)
+
+
 def test_a_ring_of_copies_sums_over_replicas():
     replicas = 4
     b = Replicated(replicas, 2)
