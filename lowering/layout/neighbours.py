@@ -96,12 +96,15 @@ def parts_of(operand: Tensor) -> list[Part] | None:
 
 
 def _rectangles_of_node(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> Iterable[Part] | None:
-    """Rectangles of which a part of an operand is a concatenation; None for any other view.
+    """Rectangles of which a part of an operand is a concatenation, with their offsets from variables.
 
     Args:
         node: the part.
         at: position of its first element in the operand.
         joined: for each dimension whether a concatenation around the part joins parts along it.
+
+    Returns:
+        The rectangles; None for another view, as one with a broadcast, a stride, or no elements.
     """
     if isinstance(node, Concat):
         joined_inside = tuple(is_joined or d == node.axis for d, is_joined in enumerate(joined))

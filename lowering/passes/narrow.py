@@ -50,20 +50,24 @@ def _stored_values(body: Jaxpr, eqns: Sequence[JaxprEqn], definition: Mapping[Va
 def _values_to_recompute(eqns: Sequence[JaxprEqn], definition: Mapping[Var, int], stored: set[Var]) -> Repeated:
     """Forward values that gradients compute again, as that saves bytes between forward and backward part.
 
-    A value is worth it if its elements take more bytes than those of its sources that would be saved only for it.
+    A value is worth it if it takes more bytes than those of its sources, the stored values that it is computed again
+    from, that would be saved only for it.
 
     Args:
         eqns: equations of a body.
         definition: number of the equation that defines a value.
         stored: values that may not be computed again.
     """
-    # Values that need not be saved, because their own sources are no wider, are no reason to save others.
-    cheap = Repeated(eqns, definition, stored, _itself, lambda _, width, sources: sum(sources.values()) <= width)
+    # Values that gradients read are saved anyway, so that as sources they cost nothing: but for those whose own sources
+    # take no more bytes, which will be computed again themselves.
+    cheap = Repeated(
+        eqns, definition, stored, _itself, lambda _, num_bytes, sources: sum(sources.values()) <= num_bytes
+    )
     read_by_gradients = {var for eqn in eqns if _is_backward(eqn) for var in variables_read(eqn)}
     saved = {var for var in read_by_gradients if var not in cheap}
 
-    def is_worth_it(var: Var, width: int, sources: Mapping[Var, int]) -> bool:
-        return sum(num_bytes for source, num_bytes in sources.items() if source not in saved) < width
+    def is_worth_it(var: Var, num_bytes: int, sources: Mapping[Var, int]) -> bool:
+        return sum(source_bytes for source, source_bytes in sources.items() if source not in saved) < num_bytes
 
     return Repeated(eqns, definition, stored, _itself, is_worth_it)
 

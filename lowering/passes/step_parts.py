@@ -176,7 +176,7 @@ class _ValueFacts:
                         inside.read_backwards([*carried, *stacks])
                     self._add_facts(body.of_operands(eqn.invars), inside.readers_of_inputs(slice(None)))
                 continue
-            part = self.part(number, of_gradients=UPDATE)
+            part = self.part(number, of_gradients=UPDATE)  # equations that read gradients are the update
             # What an equation of no part reads is read by the readers of its results. What a gradient reads counts as
             # read by the forward part: an activation, which that part computes.
             readers_of_results = self._facts_of_any(eqn.outvars) & _READERS

@@ -96,7 +96,7 @@ class DataFlow:
     def _repeated_values(self) -> set[Var]:
         """Forward values that a user's `jax.checkpoint` computes again in the gradient, by copies of their equations.
 
-        A copy has the same primitive and the same operands, or copies of them.
+        A copy has the same primitive and the same operands, or copies of them. Without those that must be stored.
         """
         results_of: dict[Any, Sequence[Var]] = {_identity(eqn, eqn.invars): eqn.outvars for eqn in self.forward}
         original_of: dict[Var, Atom] = {}
