@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
 from ipujax.lowering.jaxpr import MICRO_BATCHES, PIPELINE, named_stages
@@ -139,8 +140,10 @@ def _zeros(jaxpr: ClosedJaxpr, spec: PipelineSpec, number: int) -> jax.Array:
 
 
 def split(x: jax.Array, micro_batches: int) -> jax.Array:
-    """The micro-batches of an array, one a row."""
-    return x.reshape((micro_batches, x.shape[0] // micro_batches, *x.shape[1:]))
+    """The micro-batches of an array, one a row; over explicit axes of a mesh each is split as the array is."""
+    sharding = jax.typeof(x).sharding
+    shape = (micro_batches, x.shape[0] // micro_batches, *x.shape[1:])
+    return x.reshape(shape, out_sharding=sharding.update(spec=PartitionSpec(None, *sharding.spec)))
 
 
 def fold(key: jax.Array, index: jax.Array) -> jax.Array:
