@@ -98,7 +98,7 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
 
         def iteration(state: Any, rows: dict[int, jax.Array]) -> Any:
             index, states, accumulated = state
-            keys = {n: fold(operands[n], index) for n, role in enumerate(spec.roles) if role == "key"}
+            keys = {n: jax.random.fold_in(operands[n], index) for n, role in enumerate(spec.roles) if role == "key"}
             varying = {**rows, **states, **keys}
             outs = micro_batch_fun(*(varying.get(n, x) for n, x in enumerate(operands)))
             next_states = {
@@ -144,11 +144,6 @@ def split(x: jax.Array, micro_batches: int) -> jax.Array:
     sharding = jax.typeof(x).sharding
     shape = (micro_batches, x.shape[0] // micro_batches, *x.shape[1:])
     return x.reshape(shape, out_sharding=sharding.update(spec=PartitionSpec(None, *sharding.spec)))
-
-
-def fold(key: jax.Array, index: jax.Array) -> jax.Array:
-    """The key of a micro-batch."""
-    return jax.random.fold_in(key, index)
 
 
 def combine(kind: str, accumulator: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
