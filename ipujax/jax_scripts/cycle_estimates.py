@@ -1,6 +1,7 @@
 """Estimated cycles of a function, from shapes alone: which functions of a script are worth compiling, and their order.
 
-Whatever takes time counts: products, arithmetic on whole numbers and floats, moves, gathers, sorts, transfers.
+Whatever takes time counts: products, arithmetic on whole numbers and floats, moves, gathers, sorts, transfers, also
+those of calls of the host.
 
 Input: a jaxpr, a target. Output: an `Estimate` of one call.
 Limits: no layouts, so an operation costs its bytes at the rate of all tiles and one superstep; a compiled function
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from math import inf, log2, prod
 from typing import Any
 
+from ipujax.jax_scripts.silent_callbacks import HOST_CALLS
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from ipujax.lowering.jaxpr import elements_of, primitive_names
 from ipujax.runtime.target import Target
@@ -52,15 +54,20 @@ class Estimate:
 
 def estimate_of(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
     """Return the estimated cycles of one call."""
-    values = (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars)
-    seconds = sum(map(_bytes_of, values)) / target.host_bytes_per_second
-    seconds += (bool(jaxpr.in_avals) + bool(jaxpr.out_avals)) * target.host_latency_seconds
+    transfers = _cycles_of_transfers(jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars, target)
     least = most = _cycles(jaxpr.jaxpr, target, is_most=False)
     if "while" in primitive_names(jaxpr.jaxpr):
         most = inf
     elif "cond" in primitive_names(jaxpr.jaxpr):
         most = _cycles(jaxpr.jaxpr, target, is_most=True)
-    return Estimate(seconds * target.clock_hz, least, most)
+    return Estimate(transfers, least, most)
+
+
+def _cycles_of_transfers(sent: Sequence[Any], received: Sequence[Any], target: Target) -> float:
+    """Return the cycles of one exchange with the host each way, of the values that there are."""
+    seconds = sum(map(_bytes_of, (*sent, *received))) / target.host_bytes_per_second
+    seconds += (bool(sent) + bool(received)) * target.host_latency_seconds
+    return seconds * target.clock_hz
 
 
 def _cycles(jaxpr: Jaxpr, target: Target, is_most: bool) -> float:
@@ -72,6 +79,8 @@ def _cycles_of_equation(eqn: JaxprEqn, target: Target, is_most: bool) -> float:
     from ipujax.lowering.primitives import record_of  # a script without functions needs no compiler
 
     name = eqn.primitive.name
+    if name in HOST_CALLS:
+        return _cycles_of_transfers(eqn.invars, eqn.outvars, target)
     inner = _inner_cycles(eqn, target, is_most)
     if inner is not None and not name.startswith(_CALLS_OF_ELEMENTS):
         return inner

@@ -16,6 +16,7 @@ from ipujax.lowering.jaxpr import equations, with_equations, with_inner
 
 _OF_DEBUG = ("debug_callback", "debug_print")
 _OF_HOST = "io_callback"
+HOST_CALLS = frozenset((*_OF_DEBUG, _OF_HOST, "pure_callback"))  # primitives that call functions of the host
 
 
 def can_run_again(jaxpr: ClosedJaxpr) -> bool:

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from jax.random import fold_in
+
 from ipujax.lowering.host_rows import TaskMoves, load_of_batch
 from ipujax.lowering.ipus import Ipus, IpuView
 from ipujax.lowering.jax_compat import Atom, Var
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import StagePart
-from ipujax.lowering.pipelining.primitive import fold
 from ipujax.lowering.pipelining.staged import StagedPipeline
 from ipujax.lowering.popops import (
     advance,
@@ -337,7 +338,7 @@ class PartInputs:
             return self._load(var, builder, in_groups)
         if role == "key":
             key = self.pipeline.ipus.copy_to(self.pipeline.operands[var], builder.ipu)
-            return self.pipeline.ipus.emit(builder.ipu, fold, [key, builder.counted()], builder.body, builder.name)
+            return self.pipeline.ipus.emit(builder.ipu, fold_in, [key, builder.counted()], builder.body, builder.name)
         return self.states[var] if var in staged.states_of(builder.part) else self.handed.read(var, builder)
 
     def value(self, atom: Atom, env: Mapping[Var, Tensor], builder: PartBuilder) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
 from ipujax.lowering.jaxpr import MICRO_BATCHES, PIPELINE, named_stages
@@ -97,7 +98,7 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
 
         def iteration(state: Any, rows: dict[int, jax.Array]) -> Any:
             index, states, accumulated = state
-            keys = {n: fold(operands[n], index) for n, role in enumerate(spec.roles) if role == "key"}
+            keys = {n: jax.random.fold_in(operands[n], index) for n, role in enumerate(spec.roles) if role == "key"}
             varying = {**rows, **states, **keys}
             outs = micro_batch_fun(*(varying.get(n, x) for n, x in enumerate(operands)))
             next_states = {
@@ -139,13 +140,10 @@ def _zeros(jaxpr: ClosedJaxpr, spec: PipelineSpec, number: int) -> jax.Array:
 
 
 def split(x: jax.Array, micro_batches: int) -> jax.Array:
-    """The micro-batches of an array, one a row."""
-    return x.reshape((micro_batches, x.shape[0] // micro_batches, *x.shape[1:]))
-
-
-def fold(key: jax.Array, index: jax.Array) -> jax.Array:
-    """The key of a micro-batch."""
-    return jax.random.fold_in(key, index)
+    """The micro-batches of an array, one a row; over explicit axes of a mesh each is split as the array is."""
+    sharding = jax.typeof(x).sharding
+    shape = (micro_batches, x.shape[0] // micro_batches, *x.shape[1:])
+    return x.reshape(shape, out_sharding=sharding.update(spec=PartitionSpec(None, *sharding.spec)))
 
 
 def combine(kind: str, accumulator: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:

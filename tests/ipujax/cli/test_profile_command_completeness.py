@@ -216,6 +216,18 @@ def test_profile_command_says_which_calls_it_could_not_run_again() -> None:
     assert rows["<lambda>"].total_cycles == pytest.approx(right, rel=0.05)
 
 
+def test_profile_command_counts_calls_of_the_host() -> None:
+    """Their transfers decide which functions are compiled."""
+
+    def called(x: Any) -> Any:
+        return jax.pure_callback(np.sin, x, x, vmap_method="sequential")
+
+    with ipu.profiling(DEVICE, every=True) as run:
+        jax.jit(lambda x: jax.lax.scan(lambda _, row: (None, called(row)), None, x)[1])(X)
+    (row,) = run.functions
+    assert row.estimated_cycles == pytest.approx(row.total_cycles, rel=0.1)
+
+
 def test_profile_command_sees_through_primitives_of_libraries() -> None:
     """A primitive whose implementation is JAX code has its control flow, its calls of the host, and its cycles."""
 

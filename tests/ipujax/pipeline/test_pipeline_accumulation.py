@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P, reshard
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P, reshard
 
 import ipujax as ipu
 from ipujax.runtime.graph.program import Execute, Repeat
@@ -245,6 +245,15 @@ def test_results_over_explicit_axes_of_a_mesh() -> None:
     with jax.sharding.use_abstract_mesh(mesh):
         results = jax.make_jaxpr(accumulated)(jax.ShapeDtypeStruct((8, 3), jnp.float32)).out_avals
     assert [x.str_short() for x in results] == ["float32[4@x,3]"] * 3  # type: ignore[attr-defined]
+
+
+def test_batches_over_explicit_axes_of_a_mesh() -> None:
+    """Each micro-batch is split as the batch is."""
+    mesh = ipu.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    rows = jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+    accumulated = ipu.pipeline(lambda rows: jnp.tanh(rows).sum(), micro_batches=4, reduce="sum")
+    compiled = ipu.jit(accumulated, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=8)).lower(rows).compile()
+    close(compiled(BATCH["y"]), np.tanh(BATCH["y"]).sum())
 
 
 def test_in_a_loop_and_a_branch() -> None:
