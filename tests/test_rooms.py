@@ -240,8 +240,8 @@ ROOMS: dict[str, str] = {
     "ipujax.arguments": "ipujax.device runtime.signatures runtime.target",
     "ipujax.calls": (
         "ipujax.arguments ipujax.device ipujax.sharding lowering.jax_compat lowering.jaxpr lowering.refs"
-        " lowering.replicas lowering.source_info lowering.stablehlo runtime.logs runtime.signatures runtime.tensor"
-        " runtime.tracebacks"
+        " lowering.replicas lowering.source_info lowering.stablehlo runtime.logs runtime.options runtime.signatures"
+        " runtime.tensor runtime.tracebacks"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.logs runtime.options"
@@ -297,7 +297,8 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
+        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
+        " runtime.verify"
     ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph runtime.target runtime.tensor"

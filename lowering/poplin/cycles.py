@@ -27,6 +27,11 @@ product = total_elements  # of lengths that broadcast to one grid
 # A weight chain of one conv unit stores 32 bytes: 16 half or 8 float input channels (reference 1.1).
 _CHAIN_BYTES = 32
 _WIDTH_BYTES = {"half": 2, "float": 4}
+_VECTOR_BYTES = 8  # 64 bits: of one operand of a multiplication, and of one vector that is stored
+
+_HMAC_STATE_CYCLES = 6  # saved by state that workers keep from one kernel position to the next
+_SLIC_CHANNELS, _SLIC_WINDOW = 4, 4  # channels of a pass, and positions of a row of the kernel
+_SCALAR_OUTPUT_CYCLES = 10  # assumed: addresses and the store of one output
 
 # Extra cycles to address the weights of 1, 2 or 4 kernel rows at once (reference 1.2).
 _FILTER_HEIGHTS = ((1, 15), (2, 46), (4, 60))
@@ -312,9 +317,6 @@ def hmac_cycles(
     return setup + groups * (23 + 15 + channels) + zeroing
 
 
-_HMAC_STATE_CYCLES = 6  # saved by state that workers keep from one kernel position to the next
-
-
 class _RowShare(NamedTuple):
     """Whole rows of a worker, and the elements of a row that it has a part of beside them, 0 for none."""
 
@@ -351,9 +353,6 @@ def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: in
     return around_loop + np.where(np.asarray(length) % width == 0, vectors, narrow)
 
 
-_VECTOR_BYTES = 8  # 64 bits: of one operand of a multiplication, and of one vector that is stored
-
-
 def vmac_cycles(
     target: Target,
     outputs: Count,
@@ -376,19 +375,19 @@ def vmac_cycles(
     Source of the numbers: poplibs `PerformanceEstimation.hpp`, `getConvPartialVerticalMacCycleEstimate` of a worker and
     the functions `getConvPartialVerticalMacSupervisor…` around it.
     """
-    # Groups of a vector, and worker cycles of a pass over groups and of an output's row of the kernel: its first
-    # element with the sums that it loads and stores, then each further one, whose operands are a 64-bit load each.
+    # Groups of a vector, and worker cycles: of a pass over groups, and of an output's row of the kernel, whose first
+    # element has the loads and stores of its sums; then of each further element, which loads a vector of each operand.
     groups_at_once, start, first_element = (8, 13, 7 + 15 + 3) if half_sums else (4, 19, 7 + 5 + 3)
     element = wide_load_cycles(2 * _VECTOR_BYTES * (groups_at_once // 4), target) + 1
     round_cycles = issue_round_cycles(target)
     share = ceil_div(outputs, target.worker_contexts)  # outputs of a worker
     kernel_rows = product(kernel[:-1])
     worker = start + whole_cycles(kernel_rows * share * (first_element + element * (kernel[-1] - 1)))
-    # All workers zero all their sums at once; then each adds those of all issue slots for its share of the outputs.
+    # Tile cycles: all workers zero all their sums at once; then each adds those of all issue slots for its share.
     zeroing = 4 + ceil_div(outputs, 4 if half_sums else 2)
     other_slots = round_cycles - 1
-    adding = (10, 7 + other_slots) if half_sums else (9, 9 + 2 * other_slots)  # at the start, and for an output
-    combining = adding[0] + adding[1] * share // groups_at_once
+    start_adding, vector_adding = (10, 7 + other_slots) if half_sums else (9, 9 + 2 * other_slots)
+    combining = start_adding + vector_adding * share // groups_at_once  # rounded down as in the source
     # Of the supervisor: 61 + 14 + 25 or 26 once a vertex; 32 + 24 for each pass over groups.
     passes = ceil_div(groups, groups_at_once)
     return 61 + 14 + (25 if half_sums else 26) + passes * (zeroing + 32 + 24 + round_cycles * worker + combining)
@@ -447,9 +446,6 @@ def slic_cycles(
     return supervisor + passes_of_groups * (workers + merging)
 
 
-_SLIC_CHANNELS, _SLIC_WINDOW = 4, 4  # channels of a pass, and positions of a row of the kernel
-
-
 def _slic_row_cycles(width: Count, stride: int, *, is_first: bool, merges: bool) -> Count:
     """Worker cycles of a pass over a row of outputs, `is_first` to start the sums; the others add to these, or to
     partial sums that are merged at the end (`merges`).
@@ -493,9 +489,6 @@ def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count,
     share = ceil_div(outputs, target.worker_contexts)
     worker = share * (reduced * instructions_per_mac + _SCALAR_OUTPUT_CYCLES)
     return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
-
-
-_SCALAR_OUTPUT_CYCLES = 10  # assumed: addresses and the store of one output
 
 
 def zero_cycles(target: Target, elements: Count, half_sums: bool = False) -> Count:
