@@ -68,7 +68,7 @@ def emit(
         prog: program to add to.
         name: debug name of all additions.
         into: for each result, the tensor to write it to, or None; all None when empty.
-        keeps_layouts: see `placing`.
+        keeps_layouts: whether the result, which is to be one, is mapped like the operands, as PopLibs does it.
 
     Returns:
         The pytree with tensors for arrays: those of `into`, else new tensors, or views of operands.

@@ -320,13 +320,13 @@ class _Program:
         return LoweredProgram(graph, prog, placed.streams, tuple(self._outputs), aliases, *dims, pipelines)
 
     def _return_result(self, result: Tensor, stream: HostStream, home: Tensor | None, alias: int | None) -> None:
-        """Sends a result to the host; one that takes the place of an argument is written there first.
+        """Sends a result to the host; one for a donated argument is written over it first, for the next call.
 
         Args:
-            result: the result.
+            result: the result; one off chip stays there.
             stream: its stream.
-            home: tensor of the donated argument whose place it takes; None without one.
-            alias: number of that argument.
+            home: tensor of the donated argument whose place it takes, which nothing reads later; None without one.
+            alias: number of that argument; None as `home`.
         """
         if not set(self._graph.off_chip).isdisjoint(result.variables()):
             self._leave_off_chip(result, stream, home)

@@ -448,13 +448,14 @@ def _find_outer_loop(frames: Frames, states_in_run: Sequence[RunStates], inner: 
         states_in_run: states of all equations of the function's run.
         inner: the loop, and the call of its function.
     """
-    # Equations of the function beside the inner loop, in the loop around that if there is one, would tell iterations.
+    # Equations beside the inner loop, in the function's loop around it or, without one, in the function, would repeat
+    # with each iteration of the outer loop, and so tell its iterations.
     around = _loop_outside(frames.calls[inner.call_number].code, inner.loop)
     offsets = [states[inner.call_number].offset for states in states_in_run]
     if not all(inner.loop.has(offset) for offset in offsets if around is None or around.has(offset)):
         return None
     outer = _find_loop_around(frames, inner)
-    # A loop that repeats already has equations that tell.
+    # A loop that repeats already has equations that tell; it does so for all equations of the run.
     return None if outer is None or outer.loop in states_in_run[0][outer.call_number].run.repeated_loops else outer
 
 

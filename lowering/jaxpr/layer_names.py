@@ -316,11 +316,11 @@ class LayerNames:
     def _name_by_forward(self, numbers: Sequence[int], *, is_reversed: bool) -> None:
         """Name the layers of recomputed or backward equations by the forward equations that each derives from.
 
-        These are a group: forward equations of one place in one iteration.
-
-        The candidates are the groups of the same frames and scopes, first those with a common value. Several are
-        narrowed by rules, one of which is order: the group is between those of the neighbouring equations that have one
-        candidate. An equation that keeps several gets what their paths have in common.
+        A group is the forward equations of one place in one iteration; its order is the number of its last one. The
+        candidates are the groups of the same frames and scopes, first those that share a value with the equation.
+        Several are narrowed by the run of the function, the layer of the gradients that are added, the orders of the
+        neighbours with one candidate, and the equations that compute the operands, in this order. An equation that
+        keeps several candidates gets what their paths have in common.
 
         Args:
             numbers: numbers of the equations, in order; the results of those with one group get it in `_producers`.

@@ -123,8 +123,8 @@ class ValueRoles:
     def _role_of_result(self, var: Var, part: str, *, is_read_by_gradient: bool, is_read_by_rest: bool) -> str:
         """Return the role of a result of an equation, "" for none.
 
-        A gradient of weights has their shape, and the rest of the program reads it; other results of the backward pass
-        have no role.
+        A gradient of weights, or a sum of gradients over micro-batches or replicas, has the shape of weights, and the
+        rest of the program reads it; other results of the backward pass have no role.
 
         Args:
             var: the result.

@@ -191,7 +191,9 @@ def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_Batc
 def _with_stores_by_io_tiles(
     stores: Sequence[JaxprEqn], io_tiles: IoTiles, unfinished: list[JaxprEqn]
 ) -> list[JaxprEqn]:
-    """Stores after their values were handed to I/O tiles, together if these have room.
+    """Equations of stores: some direct ones, and some from buffers on I/O tiles, to which values are handed before.
+
+    As many values as the I/O tiles have room for are handed over and stored together, at least one.
 
     Args:
         stores: stores of one batch.

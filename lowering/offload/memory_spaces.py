@@ -104,12 +104,12 @@ class _MemorySpaceRewrite:
     def _add_equation(self, eqn: JaxprEqn) -> None:
         """Adds an equation on values on the device.
 
-        Results of its bodies that are on the host are put there inside. Those that it has on the chip nevertheless, of
-        a batched loop or in rows that are too small, are put after it.
+        Results of its bodies that are in streaming memory are put there inside. Those of a loop over a batch, which has
+        no put of one member, and stacks of rows that are too small to be put one by one, are put after it.
         """
         operands = [substituted(atom, self._new_value) for atom in eqn.invars]
         outvars = [self._variable_on_device(var) for var in eqn.outvars]
-        is_batched = _is_batched_loop(eqn)  # a loop over a batch, by `jax.vmap`
+        is_batched = _is_batched_loop(eqn)
         new_eqn = with_inner(eqn, self._rewrite_inner)
         new_eqn = with_inner(new_eqn, _without_puts) if is_batched else new_eqn
         self._eqns.append(new_eqn.replace(invars=operands, outvars=outvars))

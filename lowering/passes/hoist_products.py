@@ -73,7 +73,7 @@ def hoist_products(
     num_tiles: int = NUM_TILES,
     keeps_loops: bool = False,
 ) -> ClosedJaxpr:
-    """Returns an equal jaxpr whose loops have no products that can be computed before or behind them.
+    """Returns an equal jaxpr, with products in loops computed as large ones before or behind them, as memory allows.
 
     Args:
         jaxpr: the jaxpr, without calls.
@@ -93,8 +93,10 @@ def hoist_products(
         for eqn in body.jaxpr.eqns:
             inner = with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn
             if inner.primitive.name == "scan":
+                # Rows that the body reads at its counter become inputs of the loop, so that their products are seen.
                 *stacking, loop = with_stacked_rows(inner)
-                # First what is behind it: a sum of products of rows would keep a loop over their results.
+                # Sums of products, of carries that begin with zeros, move behind the loop, which may become two; other
+                # products then move before it. The other way round a loop that adds these products would stay.
                 loops, behind = sunk(loop, most_bytes, zeros)
                 eqns += [*stacking, *(each for loop in loops for each in _hoisted(loop, most_bytes)), *behind]
             else:

@@ -82,7 +82,7 @@ class LiveBytes:
                 self._last[longer] = self._last[var]
 
     def begin_earlier(self, number: int, start: int, small_bytes: int) -> bool:
-        """Updates the live bytes for an equation that moves forward, unless its results would raise the peak.
+        """Updates the live bytes for an equation that would run earlier, unless large results of it raise the peak.
 
         Args:
             number: number of the equation.

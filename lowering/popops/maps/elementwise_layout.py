@@ -429,9 +429,11 @@ def grid_of(
     axes = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts))
     dims = tuple(range(len(layout.shape)))
     read, written = (tuple(View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
-    # In another shape the dimensions along which operands repeat or are shifted are not to be seen.
+    # In another shape the dimensions along which operands repeat or are shifted views of one array do not show.
     if layout.shape != shape:
         return Grid(axes, mapping.tile, read, written)
-    longest = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]  # block
+    # Shifted views of one array, as those of a stencil, are received as one window for each block.
+    block_lengths = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]  # of the largest block
     unrepeated = [x if view.is_whole else None for x, view in zip(operands, views, strict=True)]
-    return Grid(axes, mapping.tile, tuple(views), written, tuple(shared_windows(unrepeated, longest)))
+    windows = tuple(shared_windows(unrepeated, block_lengths))
+    return Grid(axes, mapping.tile, tuple(views), written, windows)

@@ -271,7 +271,7 @@ def _fallback_codelet(
         cycles,
         state_bytes=64,  # assumed: pointers and lengths of the fields
         code_bytes=_CODE_BYTES,
-        compares="equality",  # not known: the engine then computes operands once, see `Codelet.compares`
+        compares="equality",  # assumed of an unknown primitive: its operands are computed once, so they round alike
         flops=operations,
         language="C++",
         is_priced=is_priced,
