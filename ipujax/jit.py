@@ -105,6 +105,7 @@ def jit(  # type: ignore[no-untyped-def]
         axis_name: name of the axis of replicas, in specs and in collectives; "replica" when None.
         donate_argnums: positional arguments whose buffers may be reused. On the machine they, and the results that take
             their place, stay on the device; all other arguments and results move from and to the host in each call.
+            A function that calls Python functions, which may raise, leaves the arrays as they are.
         donate_argnames: the same by name; if only one of the two is set, the other follows from the signature.
         static_argnums: positional arguments that are hashable settings; each value is compiled separately.
         static_argnames: the same by name, as with donated arguments.

@@ -393,7 +393,9 @@ class Compiled(Stage):
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
-        return self._jitted(None, tuple(np.flatnonzero(self.lowered.signature.donated).tolist()))
+        # A Python function may raise: donated arguments are then as they were, for another call.
+        donated = np.flatnonzero(self.lowered.signature.donated).tolist() if self.lowered.calls is None else ()
+        return self._jitted(None, tuple(donated))
 
     @cached_property
     def _log(self) -> DecisionLog:

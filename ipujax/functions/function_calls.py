@@ -36,6 +36,10 @@ _DONATED_TWICE = "donate", "Execute()"  # words in XLA's error about a donated a
 _REFUSALS = TypeError, ValueError, RuntimeError  # what JAX's dispatch raises for arguments
 
 
+class _CallsPython(Exception):
+    """Ends the first trace of a program that calls Python functions: these may raise, so nothing may be donated."""
+
+
 class FunctionCalls:
     """Calls of one function.
 
@@ -51,6 +55,7 @@ class FunctionCalls:
         self._has_compiled = False  # since the last call that looked, see `_dispatch`
         self._plain_calls = PlainCalls(f"{self._user.name} is called under a JAX transformation: it runs as jax.jit")
         self._checked: WeakSet[Lowered] = WeakSet()
+        self._donates = True  # until a program calls Python functions
         self._host_calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,7 +67,7 @@ class FunctionCalls:
             return self._call(self._user.settings.current_device, args, kwargs)
         try:
             outs = run(*args, **kwargs) if kwargs else run(*args)  # an empty dictionary would be copied
-        except (RunsApart, *_REFUSALS) as error:
+        except (RunsApart, _CallsPython, *_REFUSALS) as error:
             return self._after(error, self._user.settings.current_device, args, kwargs)
         return outs if self._host_calls is None else self._waited(outs)
 
@@ -96,7 +101,7 @@ class FunctionCalls:
             self._latest = device_of_context(), run
         try:
             outs = run(*args, **kwargs)
-        except (RunsApart, *_REFUSALS) as error:
+        except (RunsApart, _CallsPython, *_REFUSALS) as error:
             return self._after(error, device, args, kwargs)
         if self._has_compiled:
             # XLA has compiled, too. Half of the process may be freed memory, which nothing would return to the system.
@@ -116,7 +121,7 @@ class FunctionCalls:
         if isinstance(device, CPU):
             return self._runners.setdefault(device, self.compiler.plain)
         if device not in self._runners:
-            run = self._user.jitted(lambda *args, **kwargs: self._run_in_trace(device, args, kwargs))
+            run = self._user.jitted(lambda *args, **kwargs: self._run_in_trace(device, args, kwargs), self._donates)
             self._runners.setdefault(device, run)
         return self._runners[device]
 
@@ -141,6 +146,10 @@ class FunctionCalls:
         if lowered.calls is not None:
             self._host_calls = self._host_calls or WeakSet()
             self._host_calls.add(lowered.calls)
+            if self._donates and any(lowered.signature.donated) and self.compiler.spread is None:
+                self._donates = False
+                self._runners.clear()
+                raise _CallsPython
         communicates = user.replication is not None or "shard_map" in lowered.primitives
         if locates_nans() and not communicates:
             return user.fun(*args, **kwargs)  # the traceback is that of the user's code
@@ -179,6 +188,8 @@ class FunctionCalls:
         if isinstance(error, RunsApart):  # raised in each trace, which then is not cached: each call comes here
             positional, named = self._user.dynamic(args, kwargs)
             return error.compiled(*positional.values(), **named)
+        if isinstance(error, _CallsPython):
+            return self._call(self._user.settings.current_device, args, kwargs)
         self._explain(error, where, args, kwargs)
         raise error
 

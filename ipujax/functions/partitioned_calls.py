@@ -112,7 +112,9 @@ class PartitionedCalls:
             positional, named = self._compiler.user.dynamic(args, kwargs)
             return program(*positional.values(), **named)
         # A function for each key: JAX would find the programs of another key by the same one.
-        jitted = self._compiler.user.jitted(lambda *args, **kwargs: self._traced(args, kwargs))
+        calls_python = program.lowered.calls is not None
+        run = self._compiler.user.jitted
+        jitted = run(lambda *args, **kwargs: self._traced(args, kwargs), donates=not calls_python)
         runner = self._runners.setdefault(key, jitted)
         token = _PROGRAM.set(program)
         try:

@@ -112,10 +112,16 @@ class UserFunction:
         """Return the arguments that are not static, by position and by name."""
         return dynamic_arguments(self.fun, args, kwargs, *self.settings.static)
 
-    def jitted(self, wrapper: Function) -> Any:
-        """Return a wrapper of the function with its name and signature, jitted by JAX with its settings."""
+    def jitted(self, wrapper: Function, donates: bool = True) -> Any:
+        """Return a wrapper of the function with its name and signature, jitted by JAX with its settings.
+
+        Args:
+            wrapper: takes the arguments of the function.
+            donates: whether XLA may reuse the buffers of donated arguments.
+        """
         make_alike(wrapper, self.fun, self.name)
-        return jax_jit(wrapper, **self.settings.of_jax)
+        kept = {} if donates else {"donate_argnums": None, "donate_argnames": None}
+        return jax_jit(wrapper, **{**self.settings.of_jax, **kept})
 
 
 def _weak_reference(fun: Function) -> Callable[[], Function | None]:

@@ -203,6 +203,28 @@ def test_the_users_exception_comes_back_and_later_calls_do_not_happen() -> None:
             call(X)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_donated_arrays_survive_an_exception(is_compiled: bool) -> None:
+    fails = [True]
+
+    def check(value: Any) -> None:
+        if fails[0]:
+            raise LookupError("no such value")
+
+    def step(state: Any, x: Any) -> Any:
+        jax.debug.callback(check, x)
+        return state + x
+
+    function = ipu.jit(step, device=DEVICE, donate_argnums=0)
+    state = jnp.ones(4)
+    call = function.lower(state, X).compile() if is_compiled else function
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such value"):
+            call(state, X)
+    fails[0] = False
+    np.testing.assert_array_equal(call(state, X), 1 + X)
+
+
 def test_an_exception_ends_a_loop_that_waits_for_the_host() -> None:
     def fun(x: Any) -> Any:
         def body(c: Any) -> Any:

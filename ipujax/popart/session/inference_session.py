@@ -101,10 +101,13 @@ class InferenceSession(Session):
         return {name: x for name, x in self._store.device.items() if name not in buffers}, buffers, {}
 
     def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        weights, buffers, frozen = self._arguments()
-        weights, buffers, anchors = runner.infer(weights, buffers, frozen, rows)
-        self._store.device = {**weights, **buffers}
-        return anchors
+        anchors = []
+        for call in runner.calls(rows):
+            # Weights in streaming memory are no result: they stay there.
+            weights, buffers, anchors_of_call = runner.call(*self._arguments(), call)
+            self._store.device = {**self._store.device, **weights, **buffers}
+            anchors.append(anchors_of_call)
+        return runner.anchors_by_name(anchors)
 
     def _changes_weights(self) -> bool:
         return bool(self._buffers)

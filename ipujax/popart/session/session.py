@@ -294,8 +294,9 @@ class Session(NotCopied, Reports):
         stepio.check_anchors({name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()})
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
-        anchors = self._run(runner, rows)
+        # Before the step, which may change weights and then raise.
         self._store.is_in_sync = self._store.is_in_sync and not self._changes_weights()
+        anchors = self._run(runner, rows)
         self._random = replace(self._random, runs=self._random.runs + 1)
         for name, kind in kinds.items():
             stepio.write(name, kind, _as_type(anchors[name], infos[name]))

@@ -274,11 +274,12 @@ class TrainingSession(Session):
 
     def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         self._host_streams.check()
-        trained, states, buffers, frozen, values = self._arguments()
-        weights, states, buffers, anchors = runner.train(trained, states, buffers, frozen, values, rows)
-        self._store.device = {**self._store.device, **weights, **buffers}
-        self._store.states = states
-        return anchors
+        anchors = []
+        for call in runner.calls(rows):
+            weights, self._store.states, buffers, anchors_of_call = runner.call(*self._arguments(), call)
+            self._store.device = {**self._store.device, **weights, **buffers}
+            anchors.append(anchors_of_call)
+        return runner.anchors_by_name(anchors)
 
     def _changes_weights(self) -> bool:
         return True

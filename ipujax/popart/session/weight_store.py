@@ -95,6 +95,9 @@ class WeightStore:
         if not self.is_on_device:
             message = "Devicex::prepare() must be called before Devicex::weightsToHost"
             raise popart_exception(message, got="no weights on the device", hint="session.prepareDevice() first")
+        if any(x.is_deleted() for x in jax.tree.leaves((self.device, self.states))):
+            hint = "session.weightsFromHost(), to go on with those of the host"
+            raise popart_exception("the weights on the device were lost in a step that raised", hint=hint)
         states = named_states(ipu.optim.unshard(self.states))
         self.host = {name: self.host_of_device(name, np.asarray(x)) for name, x in self.device.items()}
         self.host_states = {name: self.host_of_device(name, np.asarray(x)) for name, x in states.items()}

@@ -204,7 +204,7 @@ class Runner:
             self._compiled = False
             return
         try:
-            self._compiled = self._function.lower(*arguments, next(self._calls(rows))).compile()
+            self._compiled = self._function.lower(*arguments, next(self.calls(rows))).compile()
         except (ipu.TileMemoryError, ipu.StreamingMemoryError) as error:
             raise OutOfMemoryException(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
         except ipu.IpuError as error:
@@ -228,52 +228,13 @@ class Runner:
             return self._rows_of_inference if self.plan.placement.has_phases else 1
         return self.plan.step.batches if self.plan.runs_batches_on_host else 1
 
-    def train(
-        self, weights: Arrays, states: Any, buffers: Arrays, frozen: Arrays, values: Any, rows: Rows
-    ) -> tuple[Arrays, Any, Arrays, dict[str, Array]]:
-        """Run a step of training.
+    def call(self, *arguments: Any) -> Any:
+        """Run the function on weights, states, buffers and other arguments, and the rows of one of `calls`."""
+        results = self._function(*arguments)
+        self.unreported_calls += 1
+        return results
 
-        Args:
-            weights: parameters that are trained; donated, as the next two.
-            states: of the optimiser.
-            buffers: parameters that operators update.
-            frozen: other parameters.
-            values: of the optimiser.
-            rows: inputs.
-
-        Returns:
-            Parameters, states, buffers, and anchors by name.
-        """
-        anchors: list[Any] = []
-        for call in self._calls(rows):
-            weights, states, buffers, anchors_of_call = self._function(weights, states, buffers, frozen, values, call)
-            anchors.append(anchors_of_call)
-            self.unreported_calls += 1
-        return weights, states, buffers, self._anchors_by_name(anchors)
-
-    def infer(
-        self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows
-    ) -> tuple[Arrays, Arrays, dict[str, Array]]:
-        """Run a step of inference.
-
-        Args:
-            weights: parameters; donated, as the next.
-            buffers: parameters that operators update.
-            frozen: other parameters.
-            rows: inputs.
-
-        Returns:
-            Parameters, as they were, buffers, and anchors by name.
-        """
-        anchors: list[Any] = []
-        for call in self._calls(rows):
-            resident, buffers, anchors_of_call = self._function(weights, buffers, frozen, call)
-            weights = resident if self._is_resident else weights
-            anchors.append(anchors_of_call)
-            self.unreported_calls += 1
-        return weights, buffers, self._anchors_by_name(anchors)
-
-    def _calls(self, rows: Rows) -> Any:
+    def calls(self, rows: Rows) -> Any:
         """Yield the rows of each call, as a replica sees them: the axis of replicas first, where there is one."""
         plan = self.plan
         replicas = plan.step.replicas
@@ -295,7 +256,8 @@ class Runner:
         else:
             yield by_replica
 
-    def _anchors_by_name(self, calls: list[Any]) -> dict[str, Array]:
+    def anchors_by_name(self, calls: list[Any]) -> dict[str, Array]:
+        """Return the anchors of a step from those of its calls."""
         kinds = self.plan.anchors.kinds
         return {name: self._anchor([call[name] for call in calls], kind) for name, kind in kinds.items()}
 

@@ -297,3 +297,28 @@ def test_recomputation_is_automatic_or_manual() -> None:
     flow = popart.DataFlow(1, [loss])
     with pytest.raises(popart.popart_exception, match="mixture of auto and manual recomputation"):
         popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), CPU, userOptions=options)
+
+
+def test_weights_survive_an_abort() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2])
+    w = builder.addInitializedInputTensor(np.ones(2, np.float32))
+    builder.aiGraphcore.abort([builder.aiOnnx.cast([x], "INT32")])
+    loss = builder.aiGraphcore.identityloss([builder.aiOnnx.mul([x, w])], popart.ReductionType.Sum)
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": 16})
+    flow = popart.DataFlow(1, {loss: popart.AnchorReturnType("All")})
+    session = popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.5), device)
+    session.prepareDevice()
+    session.weightsFromHost()
+    weights = np.zeros(2, np.float32)
+
+    def weights_after(row: list[float]) -> list[float]:
+        session.run(popart.PyStepIO({x: np.array(row, np.float32)}, session.initAnchorArrays()))
+        session.weightsToHost()
+        session.readWeights(popart.PyWeightsIO({w: weights}))
+        return [float(value) for value in weights]
+
+    assert weights_after([0.5, 0.25]) == [0.75, 0.875]
+    with pytest.raises(popart.poplar_runtime_error, match="aborted"):
+        weights_after([0.5, 1.5])
+    assert weights_after([0.5, 0.25]) == [0.5, 0.75]
