@@ -38,6 +38,7 @@ from ipujax.lowering.jax_compat import (
     jaxpr_as_fun,
     jaxprs_in_params,
     make_holding_primitive,
+    trace_over_axis,
 )
 from ipujax.lowering.jaxpr import equations_inside, scan_body, while_body, while_condition
 from ipujax.lowering.replicas.custom_rules import CUSTOM_RULES, CustomRule
@@ -164,7 +165,9 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
     # A call that several neighbouring replicas share is run once for each group of them.
     if eqn.primitive is call_once_p and operands:
         return calls_of_groups(operands, **eqn.params)
-    if replicas.count == 1 and not has_collective(eqn):
+    if name == "linear_call" and replicas.rounded is None:
+        return _linear_call(eqn, operands, replicas)
+    if replicas.count == 1 and not has_collective(eqn) and not _has_rule(eqn):
         return [x[None] for x in equation_alone(eqn, *(x[0] for x in operands), rounded=replicas.rounded)]
     if not has_collective(eqn):
         # A loop runs until the last replica leaves it: it must end for those that are not active, too.
@@ -173,7 +176,10 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
         if _draws_from_first_key(eqn):
             rows = [alone(*(x[n] for x in operands)) for n in range(replicas.num_local)]
             return [jnp.stack(values) for values in zip(*rows, strict=True)]
-        return list(jax.vmap(alone, axis_size=replicas.num_local)(*operands))
+        # A rule of a derivative inside may have collectives, which JAX traces for the derivative alone.
+        names_axis = replicas.instances.count == 1
+        named = jax.vmap(alone, axis_size=replicas.num_local, axis_name=replicas.axis if names_axis else None)
+        return list(named(*operands))
     if name in CUSTOM_RULES and replicas.rounded is None:
         return _with_custom_rule(eqn, operands, replicas)
     if name in EVALUATED:
@@ -192,6 +198,11 @@ def _with_custom_rule(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Va
         return stacked_eval(jaxpr, values, replace(replicas, active=active[0] if active else None))
 
     return CustomRule(eqn, evaluate, replicas.axis, replicas.count)(operands, active)
+
+
+def _has_rule(eqn: JaxprEqn) -> bool:
+    """True if an equation is, or holds, a function with a rule of derivatives of the user's."""
+    return any(each.primitive.name in CUSTOM_RULES for each in (eqn, *equations_inside(eqn)))
 
 
 def _draws_from_first_key(eqn: JaxprEqn) -> bool:
@@ -266,6 +277,26 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
     *_, results = lax.while_loop(lambda state: state[1], run, state_of(operands[body.operands.carries]))
     return results
+
+
+def _linear_call(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """Evaluates a `linear_call` on all local replicas, whose transpose is the user's own."""
+    num_constants = eqn.params["num_callee_consts"]
+    num_fixed = num_constants + eqn.params["num_res"]
+
+    def function(fixed: Values, values: Values) -> Values:
+        return list(stacked_eval(eqn.params["callee"], [*fixed, *values], replicas))
+
+    def transpose(fixed: Values, cotangents: Values) -> Values:
+        rules: list[Any] = []
+        # JAX traces the rule at its first use: here, over the axis that its collectives name.
+        trace_over_axis(lambda: rules.append(eqn.params["transpose_thunk"]()), [], replicas.axis, replicas.count)
+        [(rule, constants)] = rules
+        of_all = [_for_all(x, replicas) for x in constants]
+        return list(stacked_eval(rule, [*of_all, *fixed[num_constants:], *cotangents], replicas))
+
+    linear_call = jax.custom_derivatives.linear_call
+    return list(linear_call(function, transpose, list(operands[:num_fixed]), list(operands[num_fixed:])))
 
 
 def _linear_solve(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:

@@ -62,6 +62,39 @@ def test_rules_with_collectives_are_those_of_the_user(around: Callable[..., Any]
     np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(run(x)))(X), np.full(4, factor))
 
 
+@jax.custom_vjp
+def scaled(x: Any) -> Any:
+    return 2 * x
+
+
+scaled.defvjp(lambda x: (scaled(x), None), lambda _, change: (lax.psum(change, "replica"),))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("fun", [scaled, jax.jit(lambda x: scaled(x))], ids=["alone", "inside"])
+def test_a_rule_may_have_collectives_where_its_function_has_none(fun: Callable[..., Any], replicas: int) -> None:
+    run = ipu.jit(fun, device=ipu.CPU(), replicas=replicas, in_specs=SPLIT, out_specs=SPLIT)
+    changes = jax.grad(lambda x: jnp.sum(run(x) * X))(X)
+    np.testing.assert_array_equal(changes, np.tile(X.reshape(replicas, -1).sum(0), replicas))
+
+
+@pytest.mark.parametrize("has_sum", [False, True])
+def test_linear_calls_have_the_transpose_of_the_user(has_sum: bool) -> None:
+    def total(x: Any) -> Any:
+        return lax.psum(x, "replica") if has_sum else x
+
+    # Not the transpose, so that it shows which function is taken.
+    def step(x: Any) -> Any:
+        return jax.custom_derivatives.linear_call(
+            lambda power, x: total(power * x), lambda power, change: 10 * power * total(change), 2.0, x
+        )
+
+    run = ipu.jit(step, device=ipu.CPU(), replicas=2, in_specs=SPLIT, out_specs=SPLIT)
+    rows = 20 * X.reshape(2, 2)
+    expected = np.tile(rows.sum(0), (2, 1)) if has_sum else rows
+    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(run(x) * X))(X), expected.ravel())
+
+
 def test_tangents_follow_rules_with_collectives() -> None:
     run = ipu.jit(lambda x: shared(x, POWER), device=ipu.CPU(), replicas=2, in_specs=SPLIT, out_specs=SPLIT)
     results, changes = jax.jvp(run, (X,), (X,))
