@@ -6,6 +6,7 @@ read_graph, Graph, Node   a model as nodes in order, at the newest opset
 check_operators, shape_sources   refusal of unknown operators, and the values that decide shapes
 Settings, run_node, is_static   evaluation node by node, where each may have a scope of its own
 OPERATORS, STANDARD_DOMAIN   the table of operators
+in_iteration, key_in_iteration   keys of operators that draw numbers in loops
 canonical, narrowed, sides_of, sides_beyond, Saturated, REMEDY   numbers that 32 bits do not hold
 """
 
@@ -17,6 +18,7 @@ from ipujax.onnx.evaluation import (
 )
 from ipujax.onnx.evaluation.evaluate import run_node as run_node
 from ipujax.onnx.graphs import Graph as Graph, Node as Node
+from ipujax.onnx.iterations import in_iteration as in_iteration, key_in_iteration as key_in_iteration
 from ipujax.onnx.reading import (
     graphs_of as graphs_of,
     onnx_step as onnx_step,

@@ -17,6 +17,7 @@ import numpy as np
 
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype, working_dtype
+from ipujax.onnx.iterations import key_in_iteration
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import Array, Optional, Static, Value, integers, numpy_for
 from ipujax.onnx.registry import operator
@@ -108,10 +109,10 @@ def triangle(x: Array, k: Optional = None, *, upper: int = 1) -> Array:
 
 
 def node_key(seed: float | None, node_name: str) -> Array:
-    """Return the random key of a node: of its seed's bits, or of its name."""
+    """Return the random key of a node: of its seed's bits, or of its name, and of the iterations of loops around it."""
     # Without a seed ONNX leaves the numbers open; those of a node stay equal from call to call, so results are pure.
     source = node_name.encode() if seed is None else np.float32(seed).tobytes()
-    return jax.random.key(zlib.crc32(source))
+    return key_in_iteration(jax.random.key(zlib.crc32(source)))
 
 
 def _dtype_like(x: Value, dtype: int | None) -> np.dtype:

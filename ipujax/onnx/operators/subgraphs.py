@@ -18,6 +18,7 @@ import numpy as np
 from ipujax.onnx.bounded_values import BoundedSequence, fitted, merged
 from ipujax.onnx.budget import MAX_COUNTED_ITERATIONS, Budget
 from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.iterations import in_iteration
 from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
 from ipujax.onnx.operators.operand_types import static_integer
 from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator, static
@@ -225,7 +226,8 @@ def _is_growing(carried: Sequence[Any]) -> bool:
 def _counted_loop(iterations: int, carried: Sequence[Any], body: Body) -> tuple[Any, ...]:
     def step(state: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         index, values = state
-        _, *results = body(index, np.asarray(True), *values)
+        with in_iteration(index):
+            _, *results = body(index, np.asarray(True), *values)
         results = _traced(results)
         return (index + 1, tuple(results[: len(values)])), tuple(results[len(values) :])
 
@@ -245,7 +247,8 @@ def _unrolled_loop(
     while (iterations is None or index < iterations) and _flag(
         static(is_running, "the condition of the next iteration")
     ):
-        is_running, *results = body(np.asarray(index, np.int64), np.asarray(True), *values)
+        with in_iteration(index):
+            is_running, *results = body(np.asarray(index, np.int64), np.asarray(True), *values)
         values = tuple(results[: len(values)])
         rows.append(tuple(results[len(values) :]))
         index += 1
@@ -279,7 +282,8 @@ def _conditional_loop(
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         index, _, values, collected = state
-        go_on, *results = body(index, np.asarray(True), *values)
+        with in_iteration(index):
+            go_on, *results = body(index, np.asarray(True), *values)
         results = _traced(results)
         rows = results[len(values) :]
         stored = tuple(buffer.at[index].set(row, mode="drop") for buffer, row in zip(collected, rows, strict=True))
@@ -312,11 +316,14 @@ def scan(
         _in_order(jnp.moveaxis(x, axis, 0), way) for x, axis, way in zip(scanned, axes, directions, strict=True)
     )
 
-    def step(values: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        results = _traced(body(*values, *slices))
-        return tuple(results[: len(values)]), tuple(results[len(values) :])
+    def step(state: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        index, values = state
+        with in_iteration(index):
+            results = _traced(body(*values, *slices))
+        return (index + 1, tuple(results[: len(values)])), tuple(results[len(values) :])
 
-    final, collected = jax.lax.scan(step, tuple(_traced(states)), rows)
+    start = (jnp.zeros((), index_dtype()), tuple(_traced(states)))
+    (_, final), collected = jax.lax.scan(step, start, rows)
     output_axes = scan_output_axes or [0] * len(collected)
     output_directions = scan_output_directions or [0] * len(collected)
     results = zip(collected, output_axes, output_directions, strict=True)
@@ -331,8 +338,8 @@ def _in_order(x: Any, direction: int) -> Any:
 @operator("SequenceMap")
 def sequence_map(sequence: tuple[Any, ...], *further: Any, body: Body, output_count: int) -> tuple[Any, ...]:
     """Apply a subgraph to each element of a sequence; other sequences go along, tensors are the same for all."""
-    rows = [
-        body(element, *(operand[n] if isinstance(operand, tuple) else operand for operand in further))
-        for n, element in enumerate(sequence)
-    ]
+    rows = []
+    for n, element in enumerate(sequence):
+        with in_iteration(n):
+            rows.append(body(element, *(each[n] if isinstance(each, tuple) else each for each in further)))
     return tuple(zip(*rows, strict=True)) if rows else ((),) * output_count

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from ipujax.onnx import register
+from ipujax.onnx.front_end import key_in_iteration
 
 # Key of a micro-batch, and whether operators draw dropout masks with it.
 _KEY: ContextVar[tuple[jax.Array | None, bool]] = ContextVar("ipujax_popart_key", default=(None, False))
@@ -28,7 +29,9 @@ def node_key(name: str, is_mask: bool = False) -> jax.Array | None:
         is_mask: whether it is for a dropout mask: then None in inference, where masks are left out.
     """
     key, has_masks = _KEY.get()
-    return None if key is None or (is_mask and not has_masks) else jax.random.fold_in(key, zlib.crc32(name.encode()))
+    if key is None or (is_mask and not has_masks):
+        return None
+    return key_in_iteration(jax.random.fold_in(key, zlib.crc32(name.encode())))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.front_end import recurrent
+from ipujax.onnx.front_end import in_iteration
 from ipujax.popart.operators.domain import graphcore
 
 
@@ -40,7 +41,13 @@ def packed_data_block(
     ]
     count = padded[0].shape[0] // callbackBatchSize
     batches = [x[: count * callbackBatchSize].reshape(count, callbackBatchSize, *x.shape[1:]) for x in padded]
-    results = jax.lax.map(lambda args: _first_result(callback(*args)), tuple(batches))
+
+    def result(args: tuple[jax.Array, list[jax.Array]]) -> Any:
+        number, batch = args
+        with in_iteration(number):
+            return _first_result(callback(*batch))
+
+    results = jax.lax.map(result, (jnp.arange(count), batches))
     flat = results.reshape(-1, *results.shape[2:])
     packed = jnp.zeros((resultSize, *flat.shape[2:]), flat.dtype)
     rows = jnp.arange(flat.shape[1])

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, parser
 
 import ipujax.onnx
 from tests.ipujax.onnx.models import info, model_of
@@ -67,3 +67,27 @@ def test_dropout_scales_the_elements_that_remain():
     y, mask = map(np.asarray, jax.jit(model)(model.params, x))
     np.testing.assert_allclose(y, np.where(mask, 4 / 3, 0), rtol=1e-6)
     assert abs(mask.mean() - 0.75) < 0.02
+
+
+LOOP = """<ir_version: 8, opset_import: ["" : 17]> g (float x, int64 n, bool go) => (float x_after, float[n, 4] drawn)
+{ x_after, drawn = Loop (n, go, x) <body = b (int64 i, bool c, float s) => (bool c_after, float s_after, float[4] r)
+{ c_after = Identity (c) s_after = Identity (s) r = RandomUniform <shape = [4]> () }> }"""
+SCAN = """<ir_version: 8, opset_import: ["" : 17]> g (float x, float[3] rows) => (float x_after, float[3, 4] drawn)
+{ x_after, drawn = Scan <num_scan_inputs = 1, body = b (float s, float row) => (float s_after, float[4] r)
+{ s_after = Add (s, row) r = RandomUniform <shape = [4], seed = 3.0> () }> (x, rows) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "static", "inputs"),
+    [
+        (LOOP, {"n": np.int64(3), "go": np.bool_(True)}, (np.float32(0),)),
+        (SCAN, None, (np.float32(0), np.ones(3, np.float32))),
+    ],
+    ids=["loop", "scan"],
+)
+def test_iterations_draw_numbers_of_their_own(text: str, static: Any, inputs: tuple[Any, ...]) -> None:
+    model = ipujax.onnx.load(parser.parse_model(text), static=static)
+    _, first = model(model.params, *inputs)
+    _, second = model(model.params, *inputs)
+    assert len(np.unique(first)) == 12
+    np.testing.assert_array_equal(first, second)

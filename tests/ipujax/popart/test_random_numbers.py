@@ -84,3 +84,24 @@ def test_random_operators_of_a_branch_follow_the_session() -> None:
 def test_seeds_have_64_bits() -> None:
     keys = [jax.random.key_data(RandomState(seed).key()) for seed in (5, 5 + 2**32, 5 + 2**63)]
     assert len({tuple(np.asarray(key)) for key in keys}) == 3
+
+
+def test_iterations_of_a_loop_draw_numbers_of_their_own() -> None:
+    builder = popart.Builder()
+    x = builder.addInitializedInputTensor(np.zeros(4, np.float32))
+    body = builder.createSubgraphBuilder()
+    body.addInputTensor(popart.TensorInfo("INT32", []), "i")
+    go_on = body.addInputTensor(popart.TensorInfo("BOOL", []), "go_on")
+    before = body.addInputTensor(popart.TensorInfo("FLOAT", [4]), "before")
+    # Twice the sum before, plus a number: of equal numbers r it is 3 · r after two iterations.
+    body.addOutputTensor(go_on)
+    body.addOutputTensor(body.aiOnnx.add([body.aiOnnx.add([before, before]), body.aiOnnx.randomuniform([4])]))
+    one, two = (builder.aiOnnx.constant(np.array(n, np.int64)) for n in (1, 2))
+    condition = builder.aiOnnx.constant(np.array(True))
+    ((first,), (second,)) = (builder.aiOnnx.loop([n, condition, x], 1, body) for n in (one, two))
+    flow = popart.DataFlow(1, dict.fromkeys((first, second), popart.AnchorReturnType("ALL")))
+    session = popart.InferenceSession(builder.getModelProto(), flow, model_device())
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({}, anchors))
+    assert (np.abs(anchors[second] - 3 * anchors[first]) > 1e-3).all()
