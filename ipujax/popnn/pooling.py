@@ -5,6 +5,7 @@ Source: popnn `Pooling.hpp`, `PoolingDef.hpp`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -57,14 +58,18 @@ def _pooling(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
         padding = ((0, 0), (0, 0), *pairs)
         if params.pooling_type == "max":  # padding is -inf, which no element is below
             return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, strides, padding)
-        total = lax.reduce_window(x, np.array(0, x.dtype), lax.add, window, strides, padding)
+        # Elements of an average are scaled before they are added, as in popnn: a sum of halves may be infinite. The
+        # scale is a power of two, which rounds nothing.
+        is_scaled = params.pooling_type == "avg" and x.dtype == jnp.float16
+        scale = 0.5 ** math.ceil(math.log2(math.prod(window))) if is_scaled else 1
+        total = lax.reduce_window(x * scale, np.array(0, x.dtype), lax.add, window, strides, padding)
         if params.pooling_type == "sum":
             return total
         # The number of elements of each window, without padding: a constant of the program.
         with jax.ensure_compile_time_eval():
             ones = jnp.ones((1, 1, *x.shape[2:]), jnp.float32)
-            count = np.asarray(lax.reduce_window(ones, 0.0, lax.add, window, strides, padding)).astype(x.dtype)
-        return total / count
+            count = np.asarray(lax.reduce_window(ones, 0.0, lax.add, window, strides, padding))
+        return total / (count * scale).astype(x.dtype)
 
     return pool_array
 

@@ -110,6 +110,7 @@ def top_k_key_value(
 
 
 def _select_top_k(x: jax.Array, k: int, largest: bool, order: SortOrder | None) -> tuple[jax.Array, jax.Array]:
+    x = jnp.where(x == 0, 0, x).astype(x.dtype)  # zeros are equal, whatever their sign; `lax.top_k` orders them
     # Of an integer the complement: it decreases as the integer increases, and never overflows, unlike the negative.
     reverse = jnp.bitwise_not if np.dtype(x.dtype).kind in "iu" else jnp.negative
     values, indices = lax.top_k(x if largest else reverse(x), k)

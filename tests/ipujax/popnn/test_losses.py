@@ -55,6 +55,26 @@ def test_loss_and_its_gradient(kind):
         np.testing.assert_allclose(actual[f"{name} deltas"], slope, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "delta", "expected"), [("sum_squared", 200, 40_000), ("mean_squared", 254, 64_516)])
+def test_squared_losses_of_halves_are_finite_where_the_loss_is(kind, delta, expected):
+    graph = new_graph()
+    prog = Sequence()
+    outputs = constant(graph, np.full((1, 2), delta), poplar.HALF)
+    targets = constant(graph, np.zeros((1, 2)), poplar.HALF)
+    loss, deltas = (variable(graph, shape, poplar.HALF) for shape in ([1], [1, 2]))
+    popnn.calc_loss(graph, outputs, targets, loss, deltas, kind, prog)
+    np.testing.assert_array_equal(both(graph, prog, {"loss": loss})["loss"], np.float16(expected))
+
+
+def test_average_pools_of_halves_are_finite():
+    images = np.full((1, 8, 3, 3), 40_000)
+    graph = new_graph()
+    prog = Sequence()
+    params = popnn.PoolParams("avg", (2, 2), (1, 1), (1, 1), (0, 0))
+    pooled = popnn.pool(graph, params, constant(graph, images, poplar.HALF), prog)
+    np.testing.assert_array_equal(both(graph, prog, {"pooled": pooled})["pooled"], images.astype(np.float16))
+
+
 def test_scalings_and_accuracy():
     graph = new_graph()
     prog = Sequence()

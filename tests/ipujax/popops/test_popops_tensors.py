@@ -193,6 +193,15 @@ def test_top_k_of_floats_and_integers(largest):
     assert sorted(actual["n"][0].tolist(), reverse=largest) == expected
 
 
+@pytest.mark.parametrize("largest", [True, False])
+def test_zeros_of_both_signs_are_equal(largest):
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [1, 4], value=np.array([[-0.0, 0.0, -0.0, 0.0]]))
+    _, where = popops.top_k(graph, x, 3, prog, largest=largest)
+    np.testing.assert_array_equal(both(graph, prog, {"where": where})["where"], [[0, 1, 2]])
+
+
 # --- slices ---
 
 
