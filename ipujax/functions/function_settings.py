@@ -126,7 +126,9 @@ class FunctionSettings:
         names = [field.name for field in fields(Options)]
         unused = [name for name in names if getattr(self.options, name) not in (getattr(outer, name), _DEFAULT[name])]
         settings = [f"Options({name}={getattr(self.options, name)!r})" for name in unused]
-        settings += [f"offload_argnums={self.offload}"] * bool(self.offload)
+        of_arguments = {name: self.of_jax[name] for name in ("donate_argnums", "donate_argnames")}
+        of_arguments["offload_argnums"] = self.offload
+        settings += [f"{name}={value}" for name, value in of_arguments.items() if value]
         return [f"{setting} has no effect: its caller is of ipu.jit, whose settings hold" for setting in settings]
 
     @property

@@ -128,11 +128,12 @@ def test_recomputation_of_a_gradient_alone_changes_nothing(caplog: pytest.LogCap
 def test_settings_of_a_function_inside_another_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """One program has the options of the outer function; those that are equal, or the default, say nothing."""
     options = ipu.Options(byte_cost=16, pad_rows=True, progress=False)
-    inner = ipu.jit(product, options=options, offload_argnums=0)
+    inner = ipu.jit(product, options=options, offload_argnums=0, donate_argnums=0)
     outer = ipu.jit(lambda x: inner(inner(x)), device=DEVICE, options=ipu.Options(progress=False, byte_cost=16))
     lines = warnings_of(caplog, lambda: outer.lower(jnp.ones((4, 4))))
     assert lines == [
         "product: Options(pad_rows=True) has no effect: its caller is of ipu.jit, whose settings hold",
+        "product: donate_argnums=(0,) has no effect: its caller is of ipu.jit, whose settings hold",
         "product: offload_argnums=(0,) has no effect: its caller is of ipu.jit, whose settings hold",
     ]
 
