@@ -297,8 +297,7 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
-        " runtime.verify"
+        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph runtime.target runtime.tensor"
@@ -395,9 +394,10 @@ ROOMS: dict[str, str] = {
         "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.budget": "ipujax.onnx.onnx_errors",
+    "ipujax.onnx.iterations": "",
     "ipujax.onnx.operators": (
         "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.budget ipujax.onnx.element_types"
-        " ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
+        " ipujax.onnx.iterations ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.machine_learning": (
         "ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators"
@@ -459,8 +459,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.random_call": "ipujax ipujax.onnx.sessions",
     "ipujax.onnx.front_end": (
-        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
+        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.iterations"
+        " ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx": (
         "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry"
