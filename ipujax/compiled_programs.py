@@ -116,18 +116,21 @@ def _place(x: Any) -> NamedSharding | None:
     return NamedSharding(AbstractMesh((), ()), PartitionSpec(), memory_kind=kind) if kind == _HOST_KIND else None
 
 
-def bound_warnings(executable: Executable) -> tuple[str, ...]:
-    """Return a line for each memory bound that a program exceeds."""
+def compile_warnings(executable: Executable) -> tuple[str, ...]:
+    """Return a line for each memory bound that a program exceeds, and for rows that no compilation pads."""
+    notes = executable.graph.notes
+    pads_nothing = executable.options.pad_rows and not notes.padded_rows
+    unused = ["Options(pad_rows=True) has no effect: no row is cheaper padded"] * pads_nothing
     # Equal lines once: a bound is unmet again in each layer.
-    return tuple(dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.notes.unmet_bounds))
+    return tuple(dict.fromkeys([*(f"{unmet} ({unmet.origin})" for unmet in notes.unmet_bounds), *unused]))
 
 
 def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any]) -> None:
-    """Warn of memory bounds that a program exceeds, and append it to the list of `collected_programs`, if any.
+    """Warn of what compilation has found, and append the program to the list of `collected_programs`, if any.
 
     Args:
         name: name of the function.
-        warnings: lines of `bound_warnings`.
+        warnings: lines of `compile_warnings`.
         profile: returns its static profile.
     """
     # Called for the program that is run, not for attempts that did not fit.

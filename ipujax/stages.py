@@ -18,7 +18,7 @@ import numpy as np
 
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Stage, Traced as Traced, check_compiled_call, locates_nans
-from ipujax.compiled_programs import announce, bound_warnings
+from ipujax.compiled_programs import announce, compile_warnings
 from ipujax.lowering.dumps import LOWERED
 from ipujax.lowering.jax_compat import ClosedJaxpr, to_device
 from ipujax.lowering.jaxpr import primitive_names
@@ -273,7 +273,7 @@ class Lowered(Stage):
             return compiled
         planned, executable = self._fitted
         compiled = Compiled(Lowered(planned.plan, lambda: planned, store), lambda: executable, store)
-        announce(self.name, bound_warnings(executable), lambda: compiled.profile)
+        announce(self.name, compile_warnings(executable), lambda: compiled.profile)
         if store is not None:
             self.as_traced(store.put_program, compiled)
         return compiled

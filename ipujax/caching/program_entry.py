@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ipujax.compiled_programs import bound_warnings
+from ipujax.compiled_programs import compile_warnings
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
 from ipujax.lowering.dumps import DumpRequest
 from ipujax.lowering.jax_compat import is_float0
@@ -182,7 +182,7 @@ class ProgramEntry:
         calls = lowered.call_program
         if calls.calls is not None or calls.partitioning is not None or calls.closes_over_host_arrays:
             return
-        figures = CallFigures(calls.used_ipus, calls.unused_options, bound_warnings(compiled.executable))
+        figures = CallFigures(calls.used_ipus, calls.unused_options, compile_warnings(compiled.executable))
         sections: dict[str, bytes] = {}
         if not calls.runs_apart(None):
             try:

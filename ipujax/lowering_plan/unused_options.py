@@ -2,7 +2,7 @@
 
 Input: a program that was planned. Output: a line for each such option.
 Limits: options that ask for nothing, such as "auto", and those that only change how numbers round or are checked, are
-not named.
+not named; of rows that are padded only compilation knows, see `compile_warnings`.
 """
 
 from __future__ import annotations
@@ -104,10 +104,5 @@ _USES: Mapping[str, OptionUse] = {
         lambda options: options.partials is not None,
         lambda planned: any(map(_is_half_product, _equations(planned))),
         "the function has no product of half precision",
-    ),
-    "pad_rows": OptionUse(
-        lambda options: options.pad_rows,
-        lambda planned: bool(planned.graph.notes.padded_rows),
-        "no row is cheaper padded",
     ),
 }

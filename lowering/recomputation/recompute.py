@@ -255,7 +255,9 @@ def recomputed_parts(
     if mode != "auto":
         # PopART's standard mode does not repeat what follows the last cut before the loss: the gradient begins there at
         # once. In a stage before the last, others run between forward and backward part.
-        return replay(steps, _recompute_all(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
+        replayed = replay(steps, _recompute_all(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
+        repeats_values = sum(map(len, replayed)) > len(forward) + len(backward)
+        return replayed if repeats_values else (list(forward), list(backward))  # of no use, so in their order
     # 0 bytes of the result: it is the loss, or sent on.
     plans = ChainPlans(steps.chain, 0, in_flight)
     keep_all_plan = plans.keep_all()

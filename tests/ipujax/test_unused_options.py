@@ -40,7 +40,6 @@ ROWS: dict[str, tuple[Any, Callable[..., Any], str, Callable[..., Any], Any]] = 
     "stream_loops": (True, double, "no loop reads rows", summed_rows, X),
     "prefetch_depth": (3, double, "without io_tiles", double, X),
     "partials": ("float16", product, "no product of half precision", product, HALF),
-    "pad_rows": (True, double, "no row is cheaper padded", double, X),
 }
 
 
@@ -67,6 +66,34 @@ def test_an_option_with_effect_is_not_named(name: str, caplog: pytest.LogCapture
     value, _, _, function, argument = ROWS[name]
     jitted = ipu.jit(function, device=DEVICE, options=ipu.Options(**{name: value}))
     assert not warnings_of(caplog, lambda: jitted(argument))
+
+
+def test_rows_that_no_compilation_pads_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    jitted = ipu.jit(lambda x: x * x[:, ::-1], device=DEVICE, options=ipu.Options(pad_rows=True))
+    odd = jax.ShapeDtypeStruct((255, 255), jnp.float16)
+    assert not warnings_of(caplog, lambda: jitted.profile(odd))
+    (line,) = warnings_of(caplog, lambda: jitted.profile(jax.ShapeDtypeStruct((64, 64), jnp.float16)))
+    assert line == "Options(pad_rows=True) has no effect: no row is cheaper padded"
+
+
+def test_recomputation_of_nothing_leaves_equations_in_their_order() -> None:
+    """Of few layers "standard" repeats none: all are behind the last cut before the loss."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def deep_loss(weights: Any) -> Any:
+            h = x
+            for w in weights:
+                h = jnp.tanh(h @ w)
+            return (h**2).mean()
+
+        value, gradients = jax.value_and_grad(deep_loss)(weights)
+        return value, jax.tree.map(lambda w, g: w - g, weights, gradients)
+
+    arguments = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 4, jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    plain, standard = (
+        ipu.jit(step, device=DEVICE, options=ipu.Options(recompute=mode)) for mode in ("none", "standard")
+    )
+    assert standard.profile(*arguments).cycles == plain.profile(*arguments).cycles
 
 
 def test_io_tiles_have_a_depth(caplog: pytest.LogCaptureFixture) -> None:

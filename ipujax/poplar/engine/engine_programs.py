@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipujax.compiled_programs import announce, bound_warnings
+from ipujax.compiled_programs import announce, compile_warnings
 from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies, with_ipu_copies
 from ipujax.poplar.engine.engine_options import EngineOptions
 from ipujax.poplar.engine.streams import StreamPart
@@ -346,5 +346,5 @@ def _compile(
     )
     with collecting_rarely():
         executable = compile(machine, sequence, options=compiler_options).named("", calling_file())
-    announce("engine", bound_warnings(executable), lambda: Profile(executable))
+    announce("engine", compile_warnings(executable), lambda: Profile(executable))
     return executable
