@@ -35,7 +35,7 @@ from ipujax.auto_sharding.sharding_search import (
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jitted
 from ipujax.lowering.passes.inline import inline
-from ipujax.runtime.errors import ArgumentError, TileMemoryError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, TileMemoryError
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.signatures import checking_calls
 
@@ -67,9 +67,12 @@ def auto_shard(
 
     Raises:
         ArgumentError: a mesh larger than the device, a function with replicas, shardings or static arguments, no
-            arguments.
+            arguments, or arguments that are no tuple.
     """
     axes = AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names, (AxisType.Auto,) * len(mesh.shape))
+    if not isinstance(args, list | tuple):
+        problem = "ipu.auto_shard needs the positional arguments in a tuple"
+        raise ArgumentTypeError(problem, expected="args=(params, batch)", got=type(args).__name__)
     function, args = jitted(fun, tuple(args))
     function.check_kept("ipu.auto_shard", _KEPT)
     machine = device or (function.device if isinstance(function.device, IPUModel) else IPUModel(num_ipus=axes.size))

@@ -228,6 +228,7 @@ class FunctionCalls:
             raise ArgumentError(problem, hint="check it outside of transformations of JAX and of other functions")
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
             raise ArgumentError(f"{name} is checked on arrays", expected="arrays", got="a jax.ShapeDtypeStruct")
+        check_arguments(self._user.fun, args, kwargs, *self._user.settings.static)
 
     def _report(self, lowered: Lowered, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
         from ipujax.checking import check_compiled

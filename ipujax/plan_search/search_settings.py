@@ -69,9 +69,11 @@ def checked_positions(setting: str, value: Any, args: Sequence[Any], who: str = 
     """
     count = len(args)
     numbers = as_numbers(setting, value, who)
+    if not count:
+        raise ArgumentValueError(f"{who} needs the arguments of the step", expected=f"{who}(step, *args)", got="none")
     for number in numbers:
         if not -count <= number < count:
-            expected = f"positions from {-count} to {count - 1}, of {count} arguments" if count else "arguments"
+            expected = f"positions from {-count} to {count - 1}, of {count} arguments"
             raise ArgumentValueError(f"{setting} of {who}", expected=expected, got=number)
     return tuple(dict.fromkeys(number % count for number in numbers))
 

@@ -91,3 +91,5 @@ def test_meshes_larger_than_the_device_are_refused() -> None:
 def test_arguments_are_needed() -> None:
     with pytest.raises(ArgumentError, match="needs arguments to split"):
         ipu.auto_shard(mlp, ipu.make_mesh((2,), ("x",)), ())
+    with pytest.raises(ArgumentError, match=r"positional arguments in a tuple[\s\S]*got: ShapeDtypeStruct"):
+        ipu.auto_shard(mlp, ipu.make_mesh((2,), ("x",)), shapes(16, 64)[0])  # type: ignore[arg-type]

@@ -159,11 +159,18 @@ def test_a_chaotic_loop_is_no_error_and_a_dropped_carry_is() -> None:
     assert report.mismatch is not None and report.mismatch.primitive == "scan"
 
 
+def deleted_array() -> jax.Array:
+    array = jnp.ones(2)
+    array.delete()
+    return array
+
+
 @pytest.mark.parametrize(
     ("call", "match"),
     [
         (lambda: ipu.check(ipu.jit(jnp.sin, device=ipu.CPU()), X), "there is nothing to check"),
         (lambda: ipu.check(jnp.sin, jax.ShapeDtypeStruct((2,), np.float32)), "is checked on arrays"),
+        (lambda: ipu.check(jnp.sin, deleted_array()), "has been deleted"),
         (lambda: jax.jit(lambda x: ipu.check(jnp.sin, x))(X), "a check compares numbers"),
         (
             lambda: ipu.check(ipu.jit(lambda x: (jax.debug.print("{}", x), x)[1], device=SMALL), X),

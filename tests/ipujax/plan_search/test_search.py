@@ -81,6 +81,11 @@ def test_shardings_of_a_plan_are_short_in_the_text_alone(found: ipu.Search, tmp_
     assert "layer8" in (tmp_path / "plans.csv").read_text()
 
 
+def test_arguments_of_the_step_are_needed() -> None:
+    with pytest.raises(ipu.IpuError, match="needs the arguments of the step"):
+        ipu.search(dense_step, device=DEVICE)
+
+
 def test_interrupt_returns_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = search_run.compiled_cost, list[Any]()
 
