@@ -192,9 +192,8 @@ class SearchRun:
             plan = min(fitting, key=lambda plan: self.corrected(plan).cycles)
             is_near = best is None or len(self.compiled) < _MIN_COMPILED or self.corrected(plan).cycles <= _NEAR * best
             return plan if is_near else None
-        if best is not None or not remaining:
-            return None
-        return min(remaining, key=lambda plan: self.corrected(plan).tile_bytes)
+        smallest = min(remaining, key=lambda plan: self.corrected(plan).tile_bytes, default=None)
+        return smallest if best is None else None
 
     def next_plan_to_fit(self) -> Plan | None:
         """Return the plan to plan again: of those faster than the best the fastest; without a best the smallest."""
