@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.gcl import estimated_cycles
-from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import PIPELINE, value_bytes
 from ipujax.lowering.partition import estimate as partition_estimate
 from ipujax.lowering.passes import ready
@@ -182,8 +181,8 @@ class StepCosts:
 
     def _rough(self, plan: Plan) -> Estimate:
         """Estimate of a step that is not split: an equal share of its work on each IPU."""
-        one_ipu = _whole_step(self.traced.jaxpr, self.target)
-        return Estimate(one_ipu.cycles / plan.num_ipus, one_ipu.tile_bytes / plan.num_ipus)
+        one_ipu = partition_estimate(self.traced.jaxpr, self.target)
+        return Estimate(one_ipu.cycles / plan.num_ipus, one_ipu.num_bytes / self.target.tiles_per_ipu / plan.num_ipus)
 
     def _lowered(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
         parts = self.large.parts(rows, shards, self.target)
@@ -209,7 +208,8 @@ class StepCosts:
         search = StageSearch(function.jaxpr, number, planning)
         update = [eqn for eqn in split.update.jaxpr.eqns if record_of(eqn).cost != "view"]
         update_bytes = sum(value_bytes(var.aval) for eqn in update for var in eqn.outvars)
-        cycles = len(update) * _OVERHEAD_CYCLES + update_bytes / shards / _stored_bytes_per_cycle(self.target)
+        tile_bytes = update_bytes / shards / self.target.tiles_per_ipu
+        cycles = len(update) * _OVERHEAD_CYCLES + tile_bytes / self.target.store_bytes_per_cycle
         gradients = sum(
             value_bytes(aval) for aval, flag in zip(split.micro_batch.out_avals, split.is_sum, strict=True) if flag
         )
@@ -248,10 +248,8 @@ class StepCosts:
             ranks = tuple(range(0, plan.data * plan.shards, plan.shards))
             cycles += estimated_cycles(self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), True)
         # A batch over a mesh is loaded at once, before the first micro-batch.
-        latency = self.target.host_latency_seconds * self.target.clock_hz
-        # Over a mesh the batch is loaded at once.
         transfers = plan.micro_batches if plan.data * plan.shards == 1 else 1
-        cycles += latency * (transfers + 1)
+        cycles += self.target.host_latency_seconds * self.target.clock_hz * (transfers + 1)
         if plan.offload:
             moved_bytes = 2 * state_bytes / plan.stages / (plan.data if plan.shard_state else 1)
             cycles += moved_bytes / self.target.streaming_bytes_per_second * self.target.clock_hz
@@ -267,12 +265,6 @@ class StepCosts:
                 schedule = as_schedule(plan.schedule)
             self.schedules[key] = schedule_plan(schedule, *numbers)
         return self.schedules[key]
-
-
-def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
-    """Estimate of a step on one IPU, without lowering it."""
-    cost = partition_estimate(jaxpr, target)
-    return Estimate(cost.cycles, cost.num_bytes / target.tiles_per_ipu)
 
 
 @remembered_small
@@ -301,10 +293,6 @@ def _on_line(rows: float, points: Sequence[tuple[int, MicroBatchCosts]]) -> Micr
             slope = (high - low) / (last_rows - first_rows)
             changes[name] = np.maximum(high + slope * (rows - last_rows), 0)
     return replace(last, work=replace(last.work, **changes))
-
-
-def _stored_bytes_per_cycle(target: Target) -> float:
-    return target.tiles_per_ipu * target.store_bytes_per_cycle
 
 
 def _pipeline_cost(
@@ -363,10 +351,9 @@ class Calibration:
 
 def _kinds(plan: Plan) -> list[tuple[Any, ...]]:
     """Kinds of a plan, from the narrowest to that of all plans with stages, or without."""
-    has_stages = plan.stages > 1
     return [
         (plan.stages, plan.shards, plan.data > 1, plan.schedule, bool(plan.offload), plan.shard_state),
         (plan.stages, plan.shards > 1, plan.data > 1),
-        (has_stages, plan.shards > 1),
-        (has_stages,),
+        (plan.stages > 1, plan.shards > 1),
+        (plan.stages > 1,),
     ]

@@ -4,6 +4,7 @@ Input: the plans of a search, costs of its step. Output: `Search`, at any time: 
 
     estimate          all plans, those first that may be fastest; of those that may not fit those with less memory too;
                       none that is far slower than the best, whatever its cut into stages
+                      of few shards first, after which one plan is compiled: a search that ends early has it
     compile           of the plans that may fit that of fewest estimated cycles, which corrects the estimates of others;
                       as it is planned first, until no estimate is near the best
     compile to fit    those that did not fit and would be faster than the best: planned again, along all attempts
@@ -88,30 +89,34 @@ class SearchRun:
         self.refused.update(self.space.impossible)
         self.pending.extend(sorted(self.space.plans, key=lambda plan: plan.shards))
         while True:
-            self._estimate_pending()
+            enough = _ESTIMATE_SHARE * self.deadline + (1 - _ESTIMATE_SHARE) * time.monotonic()
+            while self._estimate_shards(enough):
+                # So that a search which ends within the estimates of more shards has a best plan.
+                if self.best_cycles is None and any(map(self.may_fit, self.estimates)):
+                    self._compile(list(self._round(1, max_plans)), False, executor, file)
             self._compile_best(max_plans, executor, file)
             if not self.pending:
                 return
 
-    def _estimate_pending(self) -> None:
-        """Estimate plans, until a share of the remaining time is over."""
-        now = time.monotonic()
-        enough = now + _ESTIMATE_SHARE * (self.deadline - now)
+    def _estimate_shards(self, enough: float) -> bool:
+        """Estimate the pending plans of one number of shards; return True if time is left for those of more."""
+        shards = self.pending[0].shards if self.pending else 0
         count = len(self.space.plans)
-        while self.pending:
+        while self.pending and self.pending[0].shards == shards:
             try:
                 detail = f"estimating plan {count - len(self.pending) + 1} of {count}"
                 # The first estimate may take all of the time: without one nothing can be compiled.
                 with ending_at(enough if self.estimates else self.deadline), step(_LOG, "estimate", detail=detail):
-                    if self.pending[0].shards not in self.best:
-                        self._begin_shards(self.pending[0].shards)
+                    if shards not in self.best:
+                        self._begin_shards(shards)
                     if self.pending[0] not in self.refused:
                         self._estimate_with_smaller(self.pending[0])
             except OutOfTime:
                 if not self.estimates or time.monotonic() > self.deadline:
                     raise
-                return
+                return False
             self.pending.popleft()
+        return bool(self.pending)
 
     def _begin_shards(self, shards: int) -> None:
         """Order the plans of a number of shards, those first that may be fastest; refuse those that cannot be."""
@@ -134,13 +139,13 @@ class SearchRun:
 
     def _estimate_with_smaller(self, plan: Plan) -> None:
         """Estimate a plan, and those of less memory if it may not fit."""
-        best = self.best
         # The cut of a plan into stages takes up to seconds: it is left out where it cannot matter.
-        if self.costs.least_cycles(plan) > _FAR * min(best.values(), default=inf):
+        if self.costs.least_cycles(plan) > _FAR * min(self.best.values(), default=inf):
             self.refused[plan] = "slower, whatever its stages"
             return
         self._estimate(plan)
-        if plan in self.refused or self._is_full(plan):
+        is_full = plan in self.estimates and self.estimates[plan].tile_bytes > _FULL_SHARE * self.bytes_per_tile
+        if plan in self.refused or is_full:
             # What needs less memory costs cycles: it is only tried where memory may be lacking, and may suffice then.
             smallest = self.space.smallest(plan)
             self._estimate(smallest)
@@ -150,11 +155,7 @@ class SearchRun:
         fitting = [each for each in (plan, *self.space.smaller_plans(plan)) if each in self.estimates]
         # A program that does not fit is planned again: one that needs less than this may fit then.
         cycles = [self.estimates[each].cycles for each in fitting if self.may_fit(each, _HOPELESS)]
-        best[plan.shards] = min([*cycles, best.get(plan.shards, inf)])
-
-    def _is_full(self, plan: Plan) -> bool:
-        """Return True for a plan that may need more memory than there is."""
-        return plan in self.estimates and self.estimates[plan].tile_bytes > _FULL_SHARE * self.bytes_per_tile
+        self.best[plan.shards] = min([*cycles, self.best[plan.shards]])
 
     def _estimate(self, plan: Plan) -> None:
         if plan in self.estimates or plan in self.refused:
@@ -191,9 +192,8 @@ class SearchRun:
             plan = min(fitting, key=lambda plan: self.corrected(plan).cycles)
             is_near = best is None or len(self.compiled) < _MIN_COMPILED or self.corrected(plan).cycles <= _NEAR * best
             return plan if is_near else None
-        if best is not None or not remaining:
-            return None
-        return min(remaining, key=lambda plan: self.corrected(plan).tile_bytes)
+        smallest = min(remaining, key=lambda plan: self.corrected(plan).tile_bytes, default=None)
+        return smallest if best is None else None
 
     def next_plan_to_fit(self) -> Plan | None:
         """Return the plan to plan again: of those faster than the best the fastest; without a best the smallest."""
@@ -290,8 +290,7 @@ class SearchRun:
     def _compiled_rows(self) -> Iterator[SearchRow]:
         for plan, cost in self.compiled.items():
             reason = cost.error or ("" if cost.fits else self._lacking(cost.max_tile_bytes or 0))
-            code = self.compiled_plan(plan)
-            yield SearchRow(code, cost.cycles, cost.max_tile_bytes, cost.fits, "compiled", reason)
+            yield SearchRow(self.compiled_plan(plan), cost.cycles, cost.max_tile_bytes, cost.fits, "compiled", reason)
 
     def _estimated_rows(self) -> Iterator[SearchRow]:
         best = self.best_cycles

@@ -103,6 +103,18 @@ def test_interrupt_returns_what_is_there(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "interrupted" in str(search)
 
 
+def test_interrupt_within_estimates_of_more_shards_has_a_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StepCosts, "_of_shards", interrupted)
+    axes = {**AXES, "shards": (1, 2)}
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=axes)
+    assert search.ended == "interrupt"
+    assert [row.figures for row in search].count("compiled") == 1
+    assert search.best.fits
+
+
 def test_interrupt_before_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
