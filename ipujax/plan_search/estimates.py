@@ -34,7 +34,7 @@ from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
-from ipujax.plan_search.search_plan import Plan, TracedStep, applied, split_of
+from ipujax.plan_search.search_plan import Plan, SplitStep, TracedStep, applied, split_of
 from ipujax.plan_search.serial_parts import LargeValue
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import ArgumentError, IpuError
@@ -60,11 +60,13 @@ class Estimate:
         cycles: cycles of one step.
         tile_bytes: bytes of the fullest tile.
         cuts: first segment of each stage but the first.
+        num_segments: segments of the micro-batch that is cut.
     """
 
     cycles: float
     tile_bytes: float
     cuts: tuple[int, ...] = ()
+    num_segments: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class StepCosts:
         options: options of plans.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
         errors_of_rows: errors of those that cannot be.
+        segments_of_rows: segments of a micro-batch, by its rows, number of shards, and parts of its largest values.
         schedules: plans of schedules, by name and numbers of stages and micro-batches.
     """
 
@@ -115,6 +118,7 @@ class StepCosts:
     options: Options = Options()
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
     errors_of_rows: dict[tuple[int, int], IpuError] = field(default_factory=dict)
+    segments_of_rows: dict[tuple[int, int, int], int] = field(default_factory=dict)
     schedules: dict[tuple[str | None, int, int], SchedulePlan] = field(default_factory=dict)
 
     @property
@@ -184,8 +188,33 @@ class StepCosts:
         one_ipu = partition_estimate(self.traced.jaxpr, self.target)
         return Estimate(one_ipu.cycles / plan.num_ipus, one_ipu.num_bytes / self.target.tiles_per_ipu / plan.num_ipus)
 
-    def _lowered(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
-        parts = self.large.parts(rows, shards, self.target)
+    def cuts_of_program(self, plan: Plan, estimate: Estimate) -> tuple[int, ...]:
+        """Return the cuts of an estimate for the plan's own micro-batch, which may have other segments.
+
+        Costs of its rows may be those of other rows, and so of other operations: then each stage keeps its share of the
+        segments.
+        """
+        if not estimate.cuts:
+            return ()
+        rows = self.rows // (plan.data * plan.micro_batches)
+        key = rows, plan.shards, plan.serial
+        if key not in self.segments_of_rows:
+            _, search = self._micro_batch(*key, plan.specs)
+            self.segments_of_rows[key] = search.batch.num_segments
+        count = self.segments_of_rows[key]
+        if count == estimate.num_segments:
+            return estimate.cuts
+        last = len(estimate.cuts) - 1
+        cuts = [0]
+        for n, cut in enumerate(estimate.cuts):
+            shared = round(cut * count / estimate.num_segments)
+            cuts.append(min(max(shared, cuts[-1] + 1), count - 1 - (last - n)))
+        return tuple(cuts[1:])
+
+    def _micro_batch(
+        self, rows: int, shards: int, parts: int, specs: Mapping[str, Any]
+    ) -> tuple[SplitStep, StageSearch]:
+        """Return the step in micro-batches of so many rows, the largest values in parts, and the segments of one."""
         micro_batches = self.rows // rows
         plan = Plan(
             1, shards, _MOST_STAGES, micro_batches, schedule="gpipe", serial=parts, specs=specs if shards > 1 else {}
@@ -205,7 +234,10 @@ class StepCosts:
         share = self.target.available_memory_proportion if share is None else share
         machine = self.target.replace(num_ipus=_MOST_STAGES, available_memory_proportion=share)
         planning = Planning(machine, partial(Lowering, options=options), byte_cost, replicas=shards)
-        search = StageSearch(function.jaxpr, number, planning)
+        return split, StageSearch(function.jaxpr, number, planning)
+
+    def _lowered(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        split, search = self._micro_batch(rows, shards, self.large.parts(rows, shards, self.target), specs)
         update = [eqn for eqn in split.update.jaxpr.eqns if record_of(eqn).cost != "view"]
         update_bytes = sum(value_bytes(var.aval) for eqn in update for var in eqn.outvars)
         tile_bytes = update_bytes / shards / self.target.tiles_per_ipu
@@ -253,7 +285,8 @@ class StepCosts:
         if plan.offload:
             moved_bytes = 2 * state_bytes / plan.stages / (plan.data if plan.shard_state else 1)
             cycles += moved_bytes / self.target.streaming_bytes_per_second * self.target.clock_hz
-        return Estimate(float(cycles), float(ipu_bytes / self.target.tiles_per_ipu), cuts)
+        num_segments = len(costs.work.forward_cycles)
+        return Estimate(float(cycles), float(ipu_bytes / self.target.tiles_per_ipu), cuts, num_segments)
 
     def _schedule(self, plan: Plan, training: bool) -> SchedulePlan:
         key = plan.schedule, plan.stages, plan.micro_batches
@@ -346,7 +379,8 @@ class Calibration:
         """Return an estimate, corrected by the plans of the nearest kind."""
         ratio = next((float(np.mean(self.ratios[key])) for key in _kinds(plan) if key in self.ratios), 0.0)
         beside = next((float(np.mean(self.beside[key])) for key in _kinds(plan) if key in self.beside), _BESIDE_BYTES)
-        return Estimate(estimate.cycles * exp(ratio), max(0.0, estimate.tile_bytes + beside), estimate.cuts)
+        corrected_bytes = max(0.0, estimate.tile_bytes + beside)
+        return replace(estimate, cycles=estimate.cycles * exp(ratio), tile_bytes=corrected_bytes)
 
 
 def _kinds(plan: Plan) -> list[tuple[Any, ...]]:

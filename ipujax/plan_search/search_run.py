@@ -211,7 +211,7 @@ class SearchRun:
 
     def compiled_plan(self, plan: Plan) -> Plan:
         """Return a plan as it is compiled: with the cut of its estimate."""
-        return replace(plan, cuts=self.estimates[plan].cuts)
+        return replace(plan, cuts=self.costs.cuts_of_program(plan, self.estimates[plan]))
 
     def note(self, plan: Plan, cost: PointCost, is_fitted: bool) -> None:
         """Add the figures of a compiled plan."""
@@ -300,7 +300,7 @@ class SearchRun:
                 fits = self.may_fit(plan)
                 slower = best is not None and estimate.cycles > _NEAR * best
                 reason = self._lacking(int(estimate.tile_bytes)) if not fits else "slower" if slower else "not compiled"
-                code = self.compiled_plan(plan)
+                code = replace(plan, cuts=estimate.cuts)
                 yield SearchRow(code, int(estimate.cycles), int(estimate.tile_bytes), fits, "estimated", reason)
 
     def _lacking(self, tile_bytes: int) -> str:

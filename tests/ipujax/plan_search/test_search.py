@@ -372,6 +372,22 @@ def test_estimates_know_the_code_and_buffers_of_exchanges(step: Any) -> None:
         assert 0.5 < exchange_bytes(work, bounds)[stage, stage + 1] / bytes_of_tiles.max() < 1.5
 
 
+def test_cuts_are_of_the_segments_that_the_plan_has() -> None:
+    """A loss in parts is fewer operations than the one whose costs its estimate may have."""
+    args = _shapes(scanned_arguments())
+    traced = traced_step(scanned_step, args)
+    costs = StepCosts(traced, traced.is_of((2,)), DEVICE.target)
+    plan = ipu.Plan(stages=2, micro_batches=4, serial=2)
+    num_segments = costs.estimate(plan).num_segments
+    late = replace(costs.estimate(plan), cuts=(num_segments - 1,))
+    (cut,) = costs.cuts_of_program(plan, late)
+    assert cut < num_segments - 1
+    step = replace(plan, cuts=(cut,)).jit(scanned_step, batch_argnums=2, device=DEVICE)
+    assert step.lower(*args).compile().profile.cycles
+    with pytest.raises(ipu.ArgumentError, match="are not those of this function"):
+        replace(plan, cuts=late.cuts).jit(scanned_step, batch_argnums=2, device=DEVICE).lower(*args)
+
+
 @pytest.mark.parametrize(("step", "share"), [(dense_step, 1), (half_step, 2), (scores, 0)])
 def test_estimates_know_the_type_of_accumulators(step: Any, share: float) -> None:
     weights, (x, y) = _shapes(dense_arguments())
