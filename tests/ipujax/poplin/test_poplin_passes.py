@@ -163,7 +163,7 @@ def test_created_operands_have_channels_in_rows():
 @pytest.mark.parametrize(("kernel", "padding", "stride"), [(3, 1, 1), (5, 2, 1), (3, 1, 2)])
 def test_what_two_blocks_read_is_on_tiles_of_the_earlier(kernel, padding, stride):
     params = poplin.ConvParams(
-        poplar.FLOAT, 1, (40, 64), (kernel,) * 2, 4, 4, 1, (stride,) * 2, (padding,) * 2, (padding,) * 2
+        poplar.FLOAT, 1, (40 * stride, 64), (kernel,) * 2, 4, 4, 1, (stride,) * 2, (padding,) * 2, (padding,) * 2
     )
     graph = poplar.Graph(ipu.IPUModel(tiles_per_ipu=16).target)
     x = poplin.create_input(graph, params)
