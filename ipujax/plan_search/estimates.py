@@ -34,7 +34,8 @@ from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
-from ipujax.plan_search.search_plan import Plan, SplitStep, TracedStep, applied, split_of
+from ipujax.plan_search.accumulation import SplitStep
+from ipujax.plan_search.search_plan import Plan, TracedStep, applied, split_of
 from ipujax.plan_search.serial_parts import LargeValue
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import ArgumentError, IpuError
