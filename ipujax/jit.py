@@ -14,20 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    SupportsIndex,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
 
 from ipujax.arguments import as_numbers, check_function, check_settings, donated_places, settings_of_jax
-from ipujax.compiled_programs import placed_shape as placed_shape
 from ipujax.device import CPU, Device, IPUModel, check_device
 from ipujax.functions.function_settings import FunctionSettings, Settings
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line

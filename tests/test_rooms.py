@@ -378,9 +378,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.models": "ipujax.arguments ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
     "ipujax.studies": (
-        "ipujax.caching ipujax.device ipujax.jit ipujax.stages ipujax.storage lowering.digests runtime.compile"
-        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.profile"
-        " runtime.signatures runtime.target runtime.tensor runtime.timeline"
+        "ipujax.caching ipujax.compiled_programs ipujax.device ipujax.jit ipujax.stages ipujax.storage"
+        " lowering.digests runtime.compile runtime.logs runtime.many_machines runtime.markup runtime.memory"
+        " runtime.page runtime.profile runtime.signatures runtime.target runtime.tensor runtime.timeline"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"

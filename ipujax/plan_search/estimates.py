@@ -200,10 +200,13 @@ class StepCosts:
         rows = self.rows // (plan.data * plan.micro_batches)
         key = rows, plan.shards, plan.serial
         if key not in self.segments_of_rows:
-            _, search = self._micro_batch(*key, plan.specs)
+            try:
+                _, search = self._micro_batch(*key, plan.specs)
+            except IpuError:
+                return estimate.cuts  # the plan is compiled with these, which names the error
             self.segments_of_rows[key] = search.batch.num_segments
         count = self.segments_of_rows[key]
-        if count == estimate.num_segments:
+        if count == estimate.num_segments or count <= len(estimate.cuts):  # too few for its stages: refused
             return estimate.cuts
         last = len(estimate.cuts) - 1
         cuts = [0]

@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 
+from ipujax.compiled_programs import placed_shape
 from ipujax.device import CPU, IPUModel, current_device, device_of
-from ipujax.jit import IpuFunction, jit, jitted, placed_shape
+from ipujax.jit import IpuFunction, jit, jitted
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.many_machines import ProgramCounts
