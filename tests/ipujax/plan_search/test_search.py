@@ -388,6 +388,18 @@ def test_cuts_are_of_the_segments_that_the_plan_has() -> None:
         replace(plan, cuts=late.cuts).jit(scanned_step, batch_argnums=2, device=DEVICE).lower(*args)
 
 
+def test_cuts_that_cannot_be_are_left_to_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise ipu.ArgumentError("no such micro-batch")
+
+    traced = traced_step(dense_step, _shapes(dense_arguments()))
+    costs = StepCosts(traced, traced.is_of((1,)), DEVICE.target)
+    many = estimates.Estimate(1.0, 1.0, tuple(range(1, 100)), num_segments=200)  # more stages than segments
+    assert costs.cuts_of_program(ipu.Plan(stages=100, micro_batches=4), many) == many.cuts
+    monkeypatch.setattr(estimates, "split_of", refused)
+    assert costs.cuts_of_program(ipu.Plan(stages=100, micro_batches=8), many) == many.cuts
+
+
 @pytest.mark.parametrize(("step", "share"), [(dense_step, 1), (half_step, 2), (scores, 0)])
 def test_estimates_know_the_type_of_accumulators(step: Any, share: float) -> None:
     weights, (x, y) = _shapes(dense_arguments())
