@@ -37,7 +37,7 @@ _INTERNAL = re.compile(
 )
 
 
-def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
+def origin_of(eqn: JaxprEqn, outer: Origin, *, is_called: bool = True) -> Origin:
     """Origin of an equation, which profiles show: the user's line, layer, part of training, and line of a library.
 
     An equation without a line of the user's, as one that a pass has made, has line and callers of `outer`.
@@ -45,6 +45,7 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     Args:
         eqn: the equation.
         outer: origin of the equation that holds it, or of the program; it has what the equation lacks.
+        is_called: whether the line of `outer` calls the function of the equation; one that fuses equations does not.
     """
     path = name_stack(eqn) or outer.path
     traceback = eqn.source_info.traceback
@@ -61,7 +62,8 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
             made_at.line, path, library, made_at.file, inner_layer, part, names=note.names, places=note.places
         )
     # From the innermost line outwards: in the function that was traced, where it was inlined, where `outer` was called.
-    line, *callers = [*users, *note.lines, *_callers_of(outer)] or [""]
+    around = _callers_of(outer) if is_called else outer.callers
+    line, *callers = [*users, *note.lines, *around] or [""]
     if users and library == line:  # the innermost line is the user's own
         library = ""
     return Origin(

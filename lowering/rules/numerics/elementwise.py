@@ -47,7 +47,7 @@ def fused_parts(
     """
     # The layer around the fused equation: `origin_of` adds that of each equation to it.
     outer_layer = origin.layer.removesuffix(layer_of(fused)).rstrip("/")
-    origins = [origin_of(eqn, replace(origin, layer=outer_layer)) for eqn, _ in computing]
+    origins = [origin_of(eqn, replace(origin, layer=outer_layer), is_called=False) for eqn, _ in computing]
     # Origins of one line are equal, whatever their layer and part of the training step.
     if len({(origin, origin.layer, origin.part) for origin in origins}) < 2:
         return ()

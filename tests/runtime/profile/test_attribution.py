@@ -88,3 +88,14 @@ def test_a_function_is_divided_among_its_calls():
     device = ipu.IPUModel(tiles_per_ipu=64)
     profile = ipu.jit(fun, device=device).lower(jnp.ones((4, 256, 256)), jnp.ones((64, 256))).compile().profile
     assert sum(row.cycles for row in profile.layers) == profile.busy_cycles
+
+
+def test_a_line_that_is_fused_with_another_does_not_call_it():
+    def scaled(x):
+        y = jnp.cos(x)
+        return y * jnp.exp(x)
+
+    rows = ipu.jit(scaled).profile(jnp.ones((64,))).operations()
+    lines = {str(row.origin) for row in rows if "(scaled)" in str(row.origin)}
+    assert len(lines) == 2
+    assert lines.isdisjoint(caller for row in rows for caller in row.callers)
