@@ -46,7 +46,7 @@ def test_results_over_explicit_axes_of_a_mesh() -> None:
     accumulated = ipu.pipeline(function, micro_batches=2, reduce=("last", "sum", "running_mean"))
     with jax.sharding.use_abstract_mesh(mesh):
         results = jax.make_jaxpr(accumulated)(jax.ShapeDtypeStruct((8, 3), jnp.float32)).out_avals
-    assert [x.str_short() for x in results] == ["float32[4@x,3]"] * 3  # type: ignore[attr-defined]
+    assert [x.str_short() for x in results] == ["float32[4@x,3]"] * 3
 
 
 def test_batches_over_explicit_axes_of_a_mesh() -> None:
@@ -96,6 +96,6 @@ def test_states_that_are_split_otherwise_than_before_are_refused() -> None:
 
 
 def test_micro_batches_of_fewer_rows_than_devices_are_refused() -> None:
-    run = ipu.pipeline(loss, micro_batches=8)
+    run: Any = ipu.pipeline(loss, micro_batches=8)
     with pytest.raises(ipu.ArgumentError, match=r"cannot be split into 8 micro-batches over the axes[\s\S]*8@x,3"):
         ipu.jit(run, device=DEVICE).lower(*on_explicit_axes(P(), P("x")))
