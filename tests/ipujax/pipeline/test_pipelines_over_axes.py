@@ -57,14 +57,15 @@ def test_batches_over_explicit_axes_of_a_mesh() -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_gradients_inside_of_a_shard_map(stages: int) -> None:
-    """Parameters are equal on all devices, so that JAX sums their gradients; losses differ from device to device."""
+@pytest.mark.parametrize(("stages", "is_shared"), [(1, True), (1, False), (2, True)])
+def test_gradients_inside_of_a_shard_map(stages: int, is_shared: bool) -> None:
+    """JAX sums the gradients of parameters that all devices share; losses, and gradients of their own, differ."""
 
     def part(w: Any, rows: Any) -> Any:
         value_and_grad = jax.value_and_grad(lambda w, rows: loss(w, rows, stages))
-        value, grads = ipu.pipeline(value_and_grad, micro_batches=2)(w, rows)
-        return lax.pmean(value, "x"), grads / 2
+        accumulated = ipu.pipeline(value_and_grad, micro_batches=2)
+        value, grads = accumulated(w, rows) if is_shared else accumulated(lax.pcast(w, "x", to="varying"), rows)
+        return lax.pmean(value, "x"), grads / 2 if is_shared else lax.pmean(grads, "x")
 
     mapped = jax.shard_map(part, mesh=MANUAL, in_specs=(P(), P("x")), out_specs=P())
     expected = jax.value_and_grad(loss)(W, ROWS)
