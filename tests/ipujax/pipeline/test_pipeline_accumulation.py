@@ -145,6 +145,27 @@ def test_carried_state_goes_from_micro_batch_to_micro_batch() -> None:
     check(run, PARAMS, state, BATCH, tiles=(7,), rtol=1e-6, split_rtol=1e-5, split_atol=1e-7)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_states_in_bfloat16_are_those_of_plain_jax_that_rounds_each_operation(stages: int) -> None:
+    """XLA otherwise leaves out roundings between operations that it fuses, which differ from program to program."""
+
+    def fun(weights: Any, state: Any, x: Any) -> Any:
+        with ipu.stage(0):
+            h = x @ weights[0]
+            state = 0.9 * state + 0.1 * h.var(0)
+            h = jax.nn.relu(h * lax.rsqrt(h.var(0) + 1e-3))
+        with ipu.stage(stages - 1):
+            return jnp.mean((h @ weights[1]) ** 2), state
+
+    strictly = {"xla_allow_excess_precision": False}
+    run = ipu.pipeline(jax.value_and_grad(fun, has_aux=True), micro_batches=8, carry={1: (0, 1)})
+    args = ([RNG.normal(size=(8, 8)) for _ in range(2)], np.ones(8), RNG.normal(size=(64, 8)))
+    args = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), args)
+    device = ipu.IPUModel(num_ipus=stages, tiles_per_ipu=8)
+    expected = jax.jit(run, compiler_options=strictly)(*args)
+    jax.tree.map(np.testing.assert_array_equal, ipu.jit(run, device=device, compiler_options=strictly)(*args), expected)
+
+
 def test_carried_state_reduced_as_asked() -> None:
     def fun(count: jax.Array, batch: jax.Array) -> jax.Array:
         return count + batch.sum()
