@@ -107,7 +107,7 @@ def jit(  # type: ignore[no-untyped-def]
             `jax.sharding.NamedSharding`, `PartitionSpec` for the mesh that is set, or None. A sharding that splits a
             value, be it of an argument, a result, a constraint or a type, partitions the function over the IPUs of a
             mesh: one device of it is one IPU. See `ipu.make_mesh`.
-        out_shardings: shardings of results, likewise.
+        out_shardings: shardings of results, likewise; of kind `pinned_host` over one device: in streaming memory.
         keep_unused: as of `jax.jit`, for the computation of XLA. On the machine all arguments are inputs either way.
         inline: whether the function is inlined in the jaxpr of functions of `jax.jit` and transformations around it. In
             functions of `ipu.jit` it always is.
