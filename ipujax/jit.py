@@ -305,6 +305,9 @@ class IpuFunction(Generic[_P, _R]):
             decorator: from the function to one that is traced in its place.
         """
         settings = self._settings
+        shardings = settings.shardings
+        if in_shardings is not None:
+            shardings = _shardings(in_shardings, shardings and shardings.outputs, settings.replication)
         donated = {} if donate_argnums is None else {"donate_argnums": as_numbers("donate_argnums", donate_argnums)}
         changed = replace(
             settings,
@@ -312,7 +315,7 @@ class IpuFunction(Generic[_P, _R]):
             options=settings.options if options is None else options,
             of_jax={**settings.of_jax, **donated},
             offload=settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
-            shardings=_shardings(in_shardings, None, settings.replication) or settings.shardings,
+            shardings=shardings,
             line="",
         )
         return IpuFunction(self._fun if decorator is None else decorator(self._fun), changed)
