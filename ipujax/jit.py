@@ -107,7 +107,7 @@ def jit(  # type: ignore[no-untyped-def]
             `jax.sharding.NamedSharding`, `PartitionSpec` for the mesh that is set, or None. A sharding that splits a
             value, be it of an argument, a result, a constraint or a type, partitions the function over the IPUs of a
             mesh: one device of it is one IPU. See `ipu.make_mesh`.
-        out_shardings: shardings of results, likewise.
+        out_shardings: shardings of results, likewise; of kind `pinned_host` over one device: in streaming memory.
         keep_unused: as of `jax.jit`, for the computation of XLA. On the machine all arguments are inputs either way.
         inline: whether the function is inlined in the jaxpr of functions of `jax.jit` and transformations around it. In
             functions of `ipu.jit` it always is.
@@ -305,6 +305,9 @@ class IpuFunction(Generic[_P, _R]):
             decorator: from the function to one that is traced in its place.
         """
         settings = self._settings
+        shardings = settings.shardings
+        if in_shardings is not None:
+            shardings = _shardings(in_shardings, shardings and shardings.outputs, settings.replication)
         donated = {} if donate_argnums is None else {"donate_argnums": as_numbers("donate_argnums", donate_argnums)}
         changed = replace(
             settings,
@@ -312,7 +315,7 @@ class IpuFunction(Generic[_P, _R]):
             options=settings.options if options is None else options,
             of_jax={**settings.of_jax, **donated},
             offload=settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
-            shardings=_shardings(in_shardings, None, settings.replication) or settings.shardings,
+            shardings=shardings,
             line="",
         )
         return IpuFunction(self._fun if decorator is None else decorator(self._fun), changed)

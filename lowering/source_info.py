@@ -181,9 +181,13 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def common_function(eqns: Sequence[JaxprEqn]) -> str:
-    """Innermost function of the user that all equations were traced in, "" if there is none.
+    """Innermost function of the user that all equations were traced in, "" if there is none."""
+    return next(reversed(common_functions(eqns)), "")
 
-    It is the last of the calls, from the outermost on, that all tracebacks begin with.
+
+def common_functions(eqns: Sequence[JaxprEqn]) -> list[str]:
+    """Functions of the user that all equations were traced in: the calls, outermost first, that all tracebacks begin
+    with.
     """
     common: list[tuple[str, str]] | None = None
     for eqn in eqns:
@@ -192,4 +196,4 @@ def common_function(eqns: Sequence[JaxprEqn]) -> str:
         while common is not None and depth < min(len(common), len(frames)) and common[depth] == frames[depth]:
             depth += 1
         common = frames if common is None else common[:depth]
-    return common[-1][1].rpartition(".")[2] if common else ""
+    return [function.rpartition(".")[2] for _, function in common or ()]

@@ -243,11 +243,11 @@ def check_arguments(
     keywords = static_keywords(fun, static_argnums, static_argnames)
     arguments = [(names[n], value, n in static, f"static_argnums={n}") for n, value in enumerate(args)]
     arguments += [(name, value, name in keywords, f"static_argnames={name!r}") for name, value in kwargs.items()]
-    for name, value, is_static, remedy in arguments:
+    for name, value, is_static, setting in arguments:
         if is_static:
             _check_static(fun, name, value)
         else:
-            _check_leaves(fun, name, value, remedy, shapes)
+            _check_leaves(fun, name, value, setting, shapes)
 
 
 def argument_places(
@@ -317,12 +317,39 @@ def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
             f"static argument {name} of {function_name(fun)} cannot be hashed",
             expected="a hashable value, by which compiled versions are looked up",
             got=f"{type(value).__name__} {value!r:.60} ({error})",
-            hint="pass a tuple for a list, or leave it out of the static arguments if it holds arrays",
+            hint=_hint_for_both(name, value)
+            or "pass a tuple for a list, or leave it out of the static arguments if it holds arrays",
         ) from error
 
 
-def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str, shapes: bool) -> None:
-    hint = f"pass {remedy} to ipu.jit if it is a setting, or convert it to an array"
+def _hint_for_both(name: str, value: Any) -> str:
+    """Hint for an argument of arrays and other values, such as a module of Equinox; "" for any other."""
+    # Arrays cannot be static, nor other values be traced.
+    if len(set(map(_is_array, jax.tree.leaves(value)))) < 2:
+        return ""
+    separation = f"arrays, rest = eqx.partition({name}, eqx.is_array)"
+    return f"pass its arrays alone, and close over the rest: {separation}; in the function eqx.combine(arrays, rest)"
+
+
+def _is_array(leaf: Any) -> bool:
+    try:
+        jax.typeof(leaf)
+    except (TypeError, OverflowError):
+        return isinstance(leaf, _SHAPES)
+    return True
+
+
+def _hint_for_leaves(name: str, value: Any, setting: str) -> str:
+    """Hint for an argument with a leaf that is no array; `setting` makes it static, if it can be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        return _hint_for_both(name, value) or f"close over {name}, which cannot be hashed, or convert it to an array"
+    return f"pass {setting} to ipu.jit if it is a setting, or convert it to an array"
+
+
+def _check_leaves(fun: Callable[..., Any], name: str, value: Any, setting: str, shapes: bool) -> None:
+    hint = _hint_for_leaves(name, value, setting)
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         shown_array(function_name(fun), f"{name}{jax.tree_util.keystr(path)}", leaf, hint, shapes=shapes)
 

@@ -1,4 +1,5 @@
-"""Annotations of JAX that have no effect on an IPU: a program that has one is told so, with the line.
+"""Annotations of JAX that have no effect on an IPU, and stages and phases around others: a program that has one is told
+so, with the line.
 
 Input: a traced jaxpr. Output: a warning for each kind of annotation, or an error for memories that cannot be had.
 Those of an exported function are in its module, and have the line of its first call; those of a library's equations
@@ -18,6 +19,7 @@ from jax.experimental.layout import Layout
 
 from ipujax.calls.memory_kinds import check_policies, memories_without_effect
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.lowering.jaxpr import numbered_scopes
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.logs import Log
 
@@ -123,7 +125,7 @@ def check_annotations(who: str, jaxpr: ClosedJaxpr) -> None:
     check_policies(who, [eqn for eqn, *_ in nested])
     asking: dict[str, _Nested] = {}
     for eqns in nested:
-        for text in _texts(eqns[0]):
+        for text in (*_texts(eqns[0]), *_other_scopes_around(eqns)):
             asking.setdefault(text, eqns)
     calls = [eqns for eqns in nested if eqns[0].primitive.name == _EXPORTED]
     for eqns in {id(eqns[0].params["exported"]): eqns for eqns in reversed(calls)}.values():
@@ -144,6 +146,16 @@ def _with_callers(jaxpr: Jaxpr, callers: _Nested = ()) -> Iterator[_Nested]:
         yield nested
         for inner in jaxprs_in_params(eqn.params):
             yield from _with_callers(getattr(inner, "jaxpr", inner), nested)
+
+
+def _other_scopes_around(eqns: _Nested) -> Iterator[str]:
+    """Texts of stages and phases around another one, in which an equation then is not."""
+    innermost = dict(numbered_scopes(eqns[0]))  # by word, the last of several
+    for eqn in eqns if innermost else ():
+        for word, number in numbered_scopes(eqn):
+            if innermost.get(word, number) != number:
+                inner = f"ipu.{word}({innermost[word]})"
+                yield f"has {inner} inside of ipu.{word}({number}), and operations are in the innermost: {inner}"
 
 
 def _texts(eqn: JaxprEqn) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 import jax
@@ -20,6 +20,8 @@ from ipujax.calls import PlainCalls, RunsApart, check_memories, check_mesh_of_de
 from ipujax.device import CPU, Device, device_of_context
 from ipujax.functions.function_compiler import FunctionCompiler
 from ipujax.lowering.jax_compat import EVALUATION, find_top_trace, is_eager, is_evaluating
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.replicas import HOST_CALLS
 from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError
 from ipujax.stages import Lowered
@@ -117,13 +119,31 @@ class FunctionCalls:
         return alone and not self.compiler.may_partition
 
     def _runner(self, device: Device) -> Callable[..., Any]:
-        """Return the jitted function of a device, which lowers while it is traced; on a `CPU` the plain one."""
-        if isinstance(device, CPU):
-            return self._runners.setdefault(device, self.compiler.plain)
+        """Return the jitted function of a device, which lowers while it is traced; on a `CPU` it is JAX's own."""
         if device not in self._runners:
-            run = self._user.jitted(lambda *args, **kwargs: self._run_in_trace(device, args, kwargs), self._donates)
+            if not isinstance(device, CPU):
+                run = self._user.jitted(lambda *args, **kwargs: self._run_in_trace(device, args, kwargs), self._donates)
+            elif any(self._user.settings.donated) and self.compiler.spread is None:
+                run = self._user.jitted(lambda *args, **kwargs: self._run_plain_in_trace(args, kwargs), self._donates)
+            else:
+                run = self.compiler.plain
             self._runners.setdefault(device, run)
         return self._runners[device]
+
+    def _run_plain_in_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the function as JAX does, in its trace of a call whose arguments are donated."""
+        plain = self.compiler.plain
+        if self._donates:
+            jaxpr = plain.trace(*args, **kwargs).jaxpr.jaxpr
+            if any(eqn.primitive.name in HOST_CALLS for eqn in equations(jaxpr)):
+                self._keep_donated()
+        return plain(*args, **kwargs)
+
+    def _keep_donated(self) -> NoReturn:
+        """Donate nothing to XLA from now on, and end the trace of the call, which is then made anew."""
+        self._donates = False
+        self._runners.clear()
+        raise _CallsPython
 
     def _run_in_trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for the shapes of a call that JAX traces, and evaluate the program in that trace."""
@@ -147,9 +167,7 @@ class FunctionCalls:
             self._host_calls = self._host_calls or WeakSet()
             self._host_calls.add(lowered.calls)
             if self._donates and any(lowered.signature.donated) and self.compiler.spread is None:
-                self._donates = False
-                self._runners.clear()
-                raise _CallsPython
+                self._keep_donated()
         communicates = user.replication is not None or "shard_map" in lowered.primitives
         if locates_nans() and not communicates:
             return user.fun(*args, **kwargs)  # the traceback is that of the user's code

@@ -186,12 +186,15 @@ class FunctionCompiler:
         user = self.user
         if device not in self._tracers:
 
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return user.shardings.stored(user.name, user.fun(*args, **kwargs))
+
             def traced(*args: Any, **kwargs: Any) -> Any:
                 replication = user.replication
                 with compiling_for(self._compilation(device)):
                     if replication is None:
-                        return user.fun(*args, **kwargs)
-                    return replication.apply(replicated_p.bind, user.fun, args, kwargs, user.places(args), user.name)
+                        return run(*args, **kwargs)
+                    return replication.apply(replicated_p.bind, run, args, kwargs, user.places(args), user.name)
 
             self._tracers.setdefault(device, user.jitted(traced))
         return self._tracers[device]

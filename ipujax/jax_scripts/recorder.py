@@ -5,6 +5,7 @@ Input: calls, from `watched`. Output: a `FunctionRecord` for each function and s
 
 from __future__ import annotations
 
+import linecache
 import re
 import sys
 from collections import Counter
@@ -25,7 +26,7 @@ from ipujax.jax_scripts.samples import CallSamples
 from ipujax.jax_scripts.silent_callbacks import can_run_again
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr
 from ipujax.lowering.jaxpr import equations, primitive_names
-from ipujax.lowering.source_info import common_function, source_line
+from ipujax.lowering.source_info import common_function, common_functions, source_line
 from ipujax.runtime.errors import IpuError, file_name, is_installed
 from ipujax.sharding import NO_SHARDINGS, CallShardings, ShardingSettings
 
@@ -38,7 +39,7 @@ class FunctionRecord:
     """A function of JAX with one signature.
 
     Args:
-        name: its name for JAX.
+        name: its name for JAX, or see `_called_name`.
         jaxpr: its trace; None of a function that is counted alone.
         donated: for each argument whether its buffer may be reused.
         shardings: shardings of the first call over meshes of devices.
@@ -256,7 +257,7 @@ class Recorder:
         place = self._finder.find(sys._getframe(1))
         if place is None:
             return self._own
-        record = FunctionRecord(name, jaxpr, donated, NO_SHARDINGS, place)
+        record = FunctionRecord(_called_name(name, jaxpr), jaxpr, donated, NO_SHARDINGS, place)
         if jaxpr is None:
             record.reason = "it was compiled before the run, or read from a file"
         else:
@@ -294,6 +295,18 @@ def _without_weak_types(records: Sequence[FunctionRecord]) -> list[FunctionRecor
             most = max(group, key=lambda record: record.calls)
             merged.append(replace(most, calls=sum(record.calls for record in group)))
     return merged
+
+
+def _called_name(name: str, jaxpr: ClosedJaxpr | None) -> str:
+    """Return the name of a function; of a library's wrapper of an object, "Partial", that of what the object calls."""
+    source = "" if jaxpr is None else (jaxpr.jaxpr.debug_info.func_src_info or "")
+    path, _, line = source.partition(" at ")[2].rpartition(":")
+    definition = linecache.getline(path, int(line)).lstrip() if line.isdigit() and is_installed(path) else ""
+    if jaxpr is None or not definition.startswith("def ") or definition.startswith(f"def {name}("):
+        return name
+    # The library has given its wrapper the name of the function, or of the class of the object, that it wraps.
+    called = common_functions([eqn for eqn in jaxpr.jaxpr.eqns if source_line(eqn)])
+    return name if name in called or not called else called[0]
 
 
 def _function_name(jaxpr: Jaxpr) -> str:

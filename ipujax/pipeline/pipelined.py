@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from ipujax.arguments import argument_places, as_numbers, by_position, floating_dtype, function_name, whole_number
 from ipujax.calls import PlainCalls, is_inside_function
 from ipujax.calls.compiled_call import tree_in_words
-from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, with_float0, without_float0
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    constants_as_inputs,
+    is_float0,
+    with_float0,
+    with_rows,
+    without_float0,
+)
 from ipujax.lowering.jaxpr import equations, named_stages, recompute_scope
 from ipujax.lowering.pipelining import (
     REDUCTIONS,
@@ -167,7 +174,7 @@ class _Call:
             self._refuse_settings_of_stages()
         # Constants become operands, as arrays that the function closes over may be tracers of the code around.
         jaxpr, consts = constants_as_inputs(discharged_body(traced, who))
-        carries = self._carries(out, operands)
+        carries = self._carries(out, jaxpr, operands)
         same: Role = "same"
         roles = [*(same for _ in consts), *(operand.role for operand in operands)]
         reductions = self._reductions(out, jaxpr, {result for _, result in carries})
@@ -261,9 +268,9 @@ class _Call:
             hint="leave accumulate_dtype out",
         )
 
-    def _micro_batch(self, operand: _Operand) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of one micro-batch's part of an operand."""
-        aval = jax.typeof(operand.value)
+    def _micro_batch(self, operand: _Operand) -> Any:
+        """Return the type of one micro-batch's part of an operand, with the mesh axes in the type of the operand."""
+        aval: Any = jax.typeof(operand.value)
         role = operand.role
         count = self.settings.micro_batches
         who = f"{operand.name} of ipu.pipeline({self.who})"
@@ -280,10 +287,23 @@ class _Call:
                     got=aval.str_short(),
                     hint=f"a whole batch of a multiple of {count} × replicas; {self._batch_hint()}",
                 )
-            return jax.ShapeDtypeStruct((aval.shape[0] // count, *aval.shape[1:]), aval.dtype)
+            return self._rows_of_micro_batch(aval, who)
         # Carried state is strongly typed, as a scan's carry is, and so must be the result that replaces it.
         weak = role == "same" and bool(getattr(aval, "weak_type", False))
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+        return aval.update(weak_type=weak)
+
+    def _rows_of_micro_batch(self, aval: Any, who: str) -> Any:
+        """Return the type of the rows of one micro-batch; `aval` is the type of those of the batch `who`."""
+        count = self.settings.micro_batches
+        try:
+            return with_rows(aval, aval.shape[0] // count).update(weak_type=False)
+        except ValueError as error:  # of the axes of a mesh in the type
+            raise ArgumentValueError(
+                f"{who} cannot be split into {count} micro-batches over the axes of its type",
+                expected="as many rows in each micro-batch on each device",
+                got=aval.str_short(),
+                hint="fewer micro-batches, or a larger batch",
+            ) from error
 
     def _check_batch(self, operands: Sequence[_Operand]) -> None:
         """Refuse arrays of a batch with different first axes, and a batch without arrays."""
@@ -325,10 +345,9 @@ class _Call:
         names = ", ".join(self.names[n] for n in candidates)
         return f"batch_argnums={numbers} if {names} is the batch; {self._batch_in_words()}"
 
-    def _carries(self, out: Any, operands: Sequence[_Operand]) -> list[tuple[int, int]]:
+    def _carries(self, out: Any, jaxpr: ClosedJaxpr, operands: Sequence[_Operand]) -> list[tuple[int, int]]:
         """Return (number of the operand, number of the result) of all carried state."""
-        leaves, tree = jax.tree.flatten(out)
-        numbered = jax.tree.unflatten(tree, range(len(leaves)))
+        numbered = jax.tree.unflatten(jax.tree.structure(out), range(len(jaxpr.out_avals)))
         pairs: list[tuple[int, int]] = []
         for argument, path in self.settings.carry.items():
             number = argument % len(self.args)
@@ -345,13 +364,14 @@ class _Call:
             carried = [n for n, operand in enumerate(operands) if operand.argument == number]
             # A scan would convert a carry of another dtype or fail far from the user's line: refused here, by name.
             for operand, result in zip(carried, jax.tree.leaves(results), strict=True):
-                before = jax.typeof(operands[operand].value)
-                after = leaves[result]
-                if (before.shape, before.dtype) != (after.shape, after.dtype):
+                before: Any = jax.typeof(operands[operand].value).update(weak_type=False)
+                after: Any = jaxpr.out_avals[result]
+                if before != after.update(weak_type=False):
                     raise ArgumentTypeError(
-                        f"the result carried to {name} of ipu.pipeline({self.who}) has the wrong shape or dtype",
+                        f"the result carried to {name} of ipu.pipeline({self.who}) has another type",
                         expected=before.str_short(),
-                        got=f"{after.dtype}{list(after.shape)} at {path_text}",
+                        got=f"{after.str_short()} at {path_text}",
+                        hint=_hint_for_axes(name, before, after),
                     )
                 pairs.append((operand, result))
         return pairs
@@ -382,6 +402,17 @@ class _Call:
                 )
             kinds.append(kind)
         return tuple(kinds)
+
+
+def _hint_for_axes(name: str, before: Any, after: Any) -> str | None:
+    """Hint for a state whose type differs from that of its next value by the axes of a mesh alone."""
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        return None
+    state_axes, result_axes = (aval.manual_axis_type.varying for aval in (before, after))
+    if state_axes == result_axes:
+        return f"jax.sharding.reshard, of {name} or of the result"
+    value, axes = (name, result_axes - state_axes) if result_axes > state_axes else ("result", state_axes - result_axes)
+    return f'jax.lax.pcast({value}, {tuple(sorted(axes))}, to="varying")'
 
 
 def _part(tree: Any, path: Path, setting: str) -> Any:

@@ -20,9 +20,9 @@ from ipujax.caching import options_data
 from ipujax.device import IPUModel, check_device, current_device
 from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
-from ipujax.plan_search.candidate_plans import Candidates, candidates, donated_arguments
+from ipujax.plan_search.candidate_plans import candidates, donated_arguments
 from ipujax.plan_search.estimates import StepCosts
-from ipujax.plan_search.search_plan import TracedStep, traced_step
+from ipujax.plan_search.search_plan import traced_step
 from ipujax.plan_search.search_run import SearchRun
 from ipujax.plan_search.search_settings import check_search, checked_axes, checked_positions, checked_seconds
 from ipujax.plan_search.search_table import ENDINGS, Ended, Search
@@ -84,19 +84,11 @@ def search(
     deadline = time.monotonic() + checked_seconds(seconds)
     check_search(step, compiled, options, executor)
     machine = _device(step, device)
-    plain = step
-    if isinstance(step, IpuFunction):
-        step.check_kept("ipu.search", ("donate_argnums", "donate_argnames"))
-        plain = step.fun
-        options = step.options if options is None else options
-        if donate_argnums is None and step.names_donated:
-            donate_argnums = step.donated_positions(args)
-    options = options or Options()
+    plain, donate, options = _with_settings_of_step(step, args, donate_argnums, options)
     batch = checked_positions("batch_argnums", batch_argnums, args)
     user_axes = checked_axes({} if axes is None else axes, args, batch)
     if options.recompute != "none":
         user_axes.setdefault("recompute", (options.recompute,))
-    donate = None if donate_argnums is None else checked_positions("donate_argnums", donate_argnums, args)
     settings = {"batch_argnums": batch, "device": machine, "donate_argnums": donate, "options": options}
     run: SearchRun | None = None
     file: SweepFile[str] | None = None
@@ -106,16 +98,9 @@ def search(
             ending_at(deadline),
             watch_compilation(f"search of {getattr(plain, '__name__', 'step')}", tuple, options.progress),
         ):
-            # Traced once: plans are made of its jaxpr.
-            traced = traced_step(plain, args)
-            is_batch = traced.is_of(batch)
-            if donate is None:
-                donate = settings["donate_argnums"] = donated_arguments(traced, is_batch)
-            space = candidates(traced, is_batch, machine.target, user_axes, donate)
-            costs = StepCosts(traced, is_batch, machine.target, space.is_split, space.least_rows, space.large, options)
-            run = SearchRun(plain, tuple(args), space, costs, settings, deadline)
+            run = _run_of_step(plain, args, user_axes, settings, deadline)
             if path is not None:
-                file = SweepFile[str](path, _digest(traced, space, settings), "search")
+                file = SweepFile[str](path, _digest(run), "search")
             run.run(compiled, executor, file)
     except OutOfTime:
         ended = "seconds"
@@ -129,15 +114,46 @@ def search(
     return run.result(run.space.reasons, ended)
 
 
-def _digest(traced: TracedStep, space: Candidates, settings: Mapping[str, Any]) -> str:
+def _with_settings_of_step(
+    step: Any, args: Sequence[Any], donate_argnums: int | Sequence[int] | None, options: Options | None
+) -> tuple[Callable[..., Any], tuple[int, ...] | None, Options]:
+    """Return a step as a plain function, and donated positions and options, those of `ipu.jit` where None is given."""
+    plain = step
+    if isinstance(step, IpuFunction):
+        step.check_kept("ipu.search", ("donate_argnums", "donate_argnames"))
+        plain = step.fun
+        options = step.options if options is None else options
+        if donate_argnums is None and step.names_donated:
+            donate_argnums = step.donated_positions(args)
+    donate = None if donate_argnums is None else checked_positions("donate_argnums", donate_argnums, args)
+    return plain, donate, options or Options()
+
+
+def _run_of_step(
+    plain: Callable[..., Any], args: Sequence[Any], axes: Mapping[str, Any], settings: dict[str, Any], deadline: float
+) -> SearchRun:
+    """Return the run of a search, with its plans; the step is traced once, as plans are made of its jaxpr."""
+    traced = traced_step(plain, args)
+    target = settings["device"].target
+    is_batch = traced.is_of(settings["batch_argnums"])
+    if settings["donate_argnums"] is None:
+        settings["donate_argnums"] = donated_arguments(traced, is_batch)
+    space = candidates(traced, is_batch, target, axes, settings["donate_argnums"])
+    parts = space.is_split, space.least_rows, space.large
+    costs = StepCosts(traced, is_batch, target, *parts, settings["options"])
+    return SearchRun(plain, tuple(args), space, costs, settings, deadline)
+
+
+def _digest(run: SearchRun) -> str:
     """Digest of all that the figures of a search depend on."""
+    settings = run.settings
     try:
         return digest_of(
             compiler_state(),
-            jaxpr_digest(traced.jaxpr),
+            jaxpr_digest(run.costs.traced.jaxpr),
             options_data(settings["options"]),
             (settings["batch_argnums"], settings["donate_argnums"], settings["device"].target.to_data()),
-            [repr(plan) for plan in space.plans],
+            [repr(plan) for plan in run.space.plans],
         )
     except NoDigestError as error:
         raise ArgumentError("a search of this step has no file", got=str(error), hint="leave path out") from error

@@ -65,6 +65,11 @@ def _asks(sharding: Any) -> bool:
     return sharding is not None and not (isinstance(sharding, NamedSharding) and sharding.mesh.size == 1)
 
 
+def _stores(sharding: Any) -> bool:
+    """Return whether a sharding asks for the host's memory, of one device."""
+    return isinstance(sharding, NamedSharding) and sharding.memory_kind == "pinned_host" and not _asks(sharding)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardingSettings:
     """`in_shardings=` and `out_shardings=` of `ipu.jit`.
@@ -85,15 +90,26 @@ class ShardingSettings:
         leaves = jax.tree.leaves((self.inputs, self.outputs))
         object.__setattr__(self, "has_any", any(map(_asks, leaves)))
 
+    def stored(self, who: str, results: Tree) -> Tree:
+        """Return results while a function is traced, put to streaming memory where `out_shardings` ask for it."""
+        if not any(map(_stores, jax.tree.leaves(self.outputs))):
+            return results
+        leaves, tree = jax.tree.flatten(results)
+        shardings = _leaves(f"out_shardings of {who}", self.outputs, results)
+        host = jax.memory.Space.Host
+        stored = [jax.device_put(x, host) if _stores(s) else x for x, s in zip(leaves, shardings, strict=True)]
+        return jax.tree.unflatten(tree, stored)
+
     @property
     def without_effect(self) -> list[str]:
-        """A line for each setting whose shardings name a memory, which `jax.device_put` alone chooses here."""
+        """A line for each setting whose shardings name a memory but for results on one device, see `stored`."""
         settings = {"in_shardings": self.inputs, "out_shardings": self.outputs}
         kinds = {
             (name, sharding.memory_kind)
             for name, shardings in settings.items()
             for sharding in jax.tree.leaves(shardings)
             if isinstance(sharding, NamedSharding) and sharding.memory_kind not in (None, "device")
+            if name == "in_shardings" or not _stores(sharding)
         }
         hint = "jax.device_put(x, jax.memory.Space.Host) puts values into streaming memory"
         return [f"memory_kind={kind!r} of {name} has no effect: {hint}" for name, kind in sorted(kinds)]

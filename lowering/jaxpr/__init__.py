@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         is_transposed as is_transposed,
         is_transposed_only as is_transposed_only,
         named_stages as named_stages,
+        numbered_scopes as numbered_scopes,
         phase_of as phase_of,
         phase_scope as phase_scope,
         read_name as read_name,

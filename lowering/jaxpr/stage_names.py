@@ -19,6 +19,7 @@ from ipujax.runtime.tensor import REMATERIALISED, TRANSPOSED
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _PHASE = "ipu_phase_"
+_NUMBERED = re.compile(r"ipu_(stage|phase)_(\d+)")
 _NUMBER_OF_PHASE = re.compile(rf"{_PHASE}(\d+)")
 _RECOMPUTE = "ipu_recompute_"
 _MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
@@ -98,6 +99,16 @@ def _phase_in(stack: str) -> int | None:
 def phase_of(eqn: JaxprEqn) -> int | None:
     """Return the innermost phase of an equation, None outside of all."""
     return _phase_in(name_stack(eqn))
+
+
+def numbered_scopes(eqn: JaxprEqn) -> tuple[tuple[str, int], ...]:
+    """Return word and number of the stages and phases in the name stack of an equation, outermost first."""
+    return _numbered_scopes_in(name_stack(eqn))
+
+
+@remembered_small
+def _numbered_scopes_in(stack: str) -> tuple[tuple[str, int], ...]:
+    return tuple((word, int(number)) for word, number in _NUMBERED.findall(stack))
 
 
 def has_phases(jaxpr: Jaxpr) -> bool:

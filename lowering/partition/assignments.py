@@ -101,12 +101,15 @@ class Values:
         operand_specs: spec of each operand.
         result_avals: type of each result.
         result_specs: required spec of each result; None where any will do.
+        sums_of: number of executions of the equation after which one sum of partial results is taken, for each result;
+            1 for all when empty.
     """
 
     operand_avals: Sequence[Any]
     operand_specs: Sequence[Spec]
     result_avals: Sequence[Any]
     result_specs: Sequence[Spec | None]
+    sums_of: Sequence[int] = ()
 
 
 def decide(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> Decision:
@@ -201,13 +204,16 @@ def _assignment_cycles(
         cycles += resharding_cycles(aval, spec, needed, mesh, target)
     # Costed as a sum, whatever the monoid.
     reduced_axes = {axis for f in factors.reductions for axis in assignment.get(f, ())}
-    for labels, aval, result_spec in zip(factors.results, values.result_avals, values.result_specs, strict=True):
+    sums_of = values.sums_of or (1,) * len(values.result_avals)
+    results = zip(factors.results, values.result_avals, values.result_specs, sums_of, strict=True)
+    for labels, aval, result_spec, executions in results:
         dims = axes_of(labels, assignment)
         after = Spec(dims) if result_spec is None else result_spec
         before = Spec(dims, frozenset(reduced_axes) | after.unreduced)
         if not divides(aval.shape, before, mesh):
             return float("inf")
-        cycles += resharding_cycles(aval, before, after, mesh, target)
+        share = executions if after.dims == dims else 1  # a sum alone can wait; a result that is split anew cannot
+        cycles += resharding_cycles(aval, before, after, mesh, target) / share
     # Points of the equation's index space that one device computes.
     points = prod(factors.sizes.values()) / mesh.size(axis for axes in assignment.values() for axis in axes)
     return cycles + _compute_cycles(points, factors.macs, target)

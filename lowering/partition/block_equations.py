@@ -113,7 +113,9 @@ def _on_blocks_by_factors(
     operands = _with_sums_taken(scope, eqn, operands, required)
     unreduced = frozenset(axis for block in operands for axis in block.spec.unreduced)
     operand_specs = [block.spec for block in operands]
-    values = Values([block.aval for block in operands], operand_specs, [var.aval for var in eqn.outvars], required)
+    sums_of = [scope.may_stay_unreduced.get(var, 1) for var in eqn.outvars]
+    result_avals = [var.aval for var in eqn.outvars]
+    values = Values([block.aval for block in operands], operand_specs, result_avals, required, sums_of)
     decision = decide(factors, values, scope.mesh, scope.target)
     arrays = scope.arrays_under(needed_specs(factors, decision.assignment, operand_specs), operands, eqn)
     specs = [Spec(axes_of(labels, decision.assignment)) for labels in factors.results]

@@ -28,7 +28,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import PIPELINE, scan_body, while_body, while_condition
 from ipujax.lowering.partition.block_equations import equation_on_blocks
-from ipujax.lowering.partition.block_values import Block, Scope
+from ipujax.lowering.partition.block_values import Block, Notes, Scope
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
 from ipujax.lowering.partition.resharding import reshard, values_that_may_stay_unreduced
 from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, whole
@@ -67,7 +67,7 @@ def _body_on_blocks(
     in_specs: Sequence[Spec],
     out_specs: Sequence[Spec],
     eqn: JaxprEqn,
-    may_stay_unreduced: Sequence[bool] = (),
+    sums_of: Sequence[int] = (),
 ) -> _BlockBody:
     """Traces the jaxpr of a loop, a branch or a pipeline on blocks.
 
@@ -77,21 +77,20 @@ def _body_on_blocks(
         in_specs: spec of each input.
         out_specs: spec of each result.
         eqn: equation of the body.
-        may_stay_unreduced: for each result whether devices may return partial sums, in addition to those of its spec;
-            False for all when empty.
+        sums_of: for each result the number of executions of the body after which one sum of partial sums is taken; 0
+            for all when empty: devices return no partial sums but those of its spec.
     """
-    flags = may_stay_unreduced or (False,) * len(out_specs)
-    unreduced_results = [v for v, flag in zip(jaxpr.jaxpr.outvars, flags, strict=True) if flag and isinstance(v, Var)]
-    may_stay = values_that_may_stay_unreduced(jaxpr.jaxpr, unreduced_results)
-    inner = replace(scope, resharded={}, may_stay_unreduced=may_stay)
+    counts = sums_of or (0,) * len(out_specs)
+    unreduced = {v: count for v, count in zip(jaxpr.jaxpr.outvars, counts, strict=True) if count and isinstance(v, Var)}
+    inner = replace(scope, resharded={}, may_stay_unreduced=values_that_may_stay_unreduced(jaxpr.jaxpr, unreduced))
     result_specs: list[Spec] = []  # filled while `body` is traced, once
 
     def body(*arrays: Any) -> list[Any]:
         blocks = [Block(x, spec, aval) for x, spec, aval in zip(arrays, in_specs, jaxpr.in_avals, strict=True)]
         results = evaluate_on_blocks(inner, jaxpr, blocks)
-        for block, spec, flag in zip(results, out_specs, flags, strict=True):
+        for block, spec, count in zip(results, out_specs, counts, strict=True):
             # An axis that the result's spec splits a dimension over cannot be unreduced too: its sum is scattered.
-            unreduced = block.spec.unreduced - set(spec.axes) if flag else frozenset()
+            unreduced = block.spec.unreduced - set(spec.axes) if count else frozenset()
             result_specs.append(replace(spec, unreduced=spec.unreduced | unreduced))
         returned = inner.arrays_under(result_specs, results, eqn)
         # Weak types are a part of the types that inputs and results of an iteration share.
@@ -123,20 +122,48 @@ def _spec_of_stack(spec: Spec) -> Spec:
 
 
 def _scan_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
-    """A loop on blocks: its body is partitioned once, with the specs of its carries and rows."""
+    """A loop on blocks: its body is partitioned with the specs of its carries and rows.
+
+    Accumulators stay partial sums in all iterations: devices add theirs up once, after the last one.
+    Idea: XLA's pass WhileLoopAllReduceCodeMotion.
+    """
     scan = scan_body(eqn.params)
     body = scan.jaxpr.jaxpr
     in_specs = list(map(scope.spec_or_whole, body.invars))
-    const_specs, carry_specs, row_specs = (in_specs[places] for places in scan.inputs)
     row_result_specs = list(map(scope.spec_or_whole, body.outvars[scan.results.stacks]))
+    # The sum of a stack is taken after the loop where its reader takes it.
+    stacks = [scope.may_stay_unreduced.get(var, 0) for var in eqn.outvars[scan.results.stacks]]
+    sums_of = [*_sums_of_accumulators(scope, eqn), *stacks]
+    out_specs = [*in_specs[scan.inputs.carries], *row_result_specs]
+    if any(sums_of[scan.results.carries]):
+        # A trial tells over which axes the terms are partial sums: a carry has one spec in all iterations.
+        trial_scope = replace(scope, notes=Notes(), is_trial=True)
+        trial = _body_on_blocks(trial_scope, scan.jaxpr, in_specs, out_specs, eqn, sums_of)
+        in_specs[scan.inputs.carries] = trial.result_specs[scan.results.carries]
+        out_specs = [*in_specs[scan.inputs.carries], *row_result_specs]
+    block_body = _body_on_blocks(scope, scan.jaxpr, in_specs, out_specs, eqn, sums_of)
+    const_specs, carry_specs, row_specs = (in_specs[places] for places in scan.inputs)
+    assert block_body.result_specs[scan.results.carries] == carry_specs
     arrays = scope.arrays_under([*const_specs, *carry_specs, *map(_spec_of_stack, row_specs)], operands, eqn)
-    # The sum of a stack is taken after the loop where its reader takes it; a carry has one spec in all iterations.
-    stacks_may_stay = [var in scope.may_stay_unreduced for var in eqn.outvars[scan.results.stacks]]
-    may_stay = [*[False] * len(carry_specs), *stacks_may_stay]
-    block_body = _body_on_blocks(scope, scan.jaxpr, in_specs, [*carry_specs, *row_result_specs], eqn, may_stay)
     results = eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": block_body.jaxpr})
     stack_specs = map(_spec_of_stack, block_body.result_specs[scan.results.stacks])
     return _to_required_specs(scope, eqn, results, [*carry_specs, *stack_specs])
+
+
+def _sums_of_accumulators(scope: Scope, eqn: JaxprEqn) -> list[int]:
+    """For each carry of a loop the iterations whose partial sums are added up at once; 0 if it is no accumulator.
+
+    An accumulator is read by linear equations alone, up to its next value.
+    """
+    scan = scan_body(eqn.params)
+    body = scan.jaxpr.jaxpr
+    counts: list[int] = []
+    carries = zip(body.invars[scan.inputs.carries], body.outvars[scan.results.carries], eqn.outvars, strict=False)
+    for before, after, result in carries:
+        count = eqn.params["length"] * scope.may_stay_unreduced.get(result, 1)
+        is_sum = isinstance(after, Var) and before in values_that_may_stay_unreduced(body, {after: count})
+        counts.append(count if is_sum and not scope.is_manual else 0)
+    return counts
 
 
 def _while_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
@@ -189,7 +216,8 @@ def _pipeline_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) 
     # The next value of a state has the spec of the state.
     state_specs = {result: in_specs[operand] for operand, result in spec.carries}
     out_specs = [state_specs.get(n, scope.spec_or_whole(var)) for n, var in enumerate(body.outvars)]
-    block_body = _body_on_blocks(scope, jaxpr, in_specs, out_specs, eqn, [kind in _SUMMED for kind in kinds])
+    sums_of = [spec.micro_batches if kind in _SUMMED else 0 for kind in kinds]
+    block_body = _body_on_blocks(scope, jaxpr, in_specs, out_specs, eqn, sums_of)
     results = eqn.params["micro_batch"].bind(block_body.jaxpr, spec, arrays)
     pairs = zip(block_body.result_specs, kinds, strict=True)
     return _to_required_specs(scope, eqn, results, [_spec_of_stack(s) if kind == "stack" else s for s, kind in pairs])
@@ -230,6 +258,8 @@ def _custom_partitioning_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequen
 def _inspect_sharding(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """Tells the user's callback the sharding of a value, as the partitioner of `jax.jit` does while it compiles."""
     (block,) = operands
+    if scope.is_trial:
+        return []
     spec = PartitionSpec() if scope.is_manual else block.spec.reduced().partition_spec()
     eqn.params["callback"](NamedSharding(scope.user_mesh, spec))
     return []

@@ -98,7 +98,9 @@ class Scope:
         notes: receives collectives and equations without factors.
         user_mesh: mesh of the user's shardings.
         is_manual: True inside of a user's `shard_map`, where every value is a device's own.
-        may_stay_unreduced: values of which devices may keep partial sums, because their only reader adds these up.
+        is_trial: True where a body is traced only to find the specs of its results.
+        may_stay_unreduced: values of which devices may keep partial sums, because their only reader adds these up, with
+            the number of partial sums of which that takes one sum: the iterations of a loop that accumulates them.
         resharded: arrays under other specs, by id of the original and spec: a value that several equations gather is
             gathered once. Each jaxpr has its own, because values of one trace must not be read in another.
     """
@@ -109,7 +111,8 @@ class Scope:
     notes: Notes
     user_mesh: Mesh | AbstractMesh
     is_manual: bool = False
-    may_stay_unreduced: frozenset[Var] = frozenset()
+    is_trial: bool = False
+    may_stay_unreduced: Mapping[Var, int] = field(default_factory=dict)
     resharded: dict[tuple[int, Spec], _Resharded] = field(default_factory=dict)
 
     def required_spec(self, var: Any) -> Spec | None:

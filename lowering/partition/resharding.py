@@ -14,7 +14,7 @@ its block amid zeros; over another one the first device has the value, others ha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
@@ -318,40 +318,48 @@ _APPLY = {
 }
 
 
-def values_that_may_stay_unreduced(jaxpr: Jaxpr, results: Iterable[Var]) -> frozenset[Var]:
+def values_that_may_stay_unreduced(jaxpr: Jaxpr, results: Mapping[Var, int]) -> dict[Var, int]:
     """Values of a jaxpr of which devices may keep partial sums, because those of a result are computed from them.
 
     Args:
         jaxpr: the jaxpr.
-        results: values that may be returned unreduced. One with another reader may not stay: that needs its sum.
+        results: values that may be returned unreduced, with the number of their partial sums of which one sum is taken.
+            One with another reader may not stay: that needs its sum.
+
+    Returns:
+        The values, each with the number of its result.
     """
     num_readers = Counter(atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var))
     num_readers.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
-    may_stay = {var for var in results if num_readers[var] == 1}
+    may_stay = {var: number for var, number in results.items() if num_readers[var] == 1}
     # Backwards: operands of a linear equation may stay if its result may.
     for eqn in reversed(jaxpr.eqns):
         is_linear = _is_scaling(eqn) or record_of(eqn).keeps_sums or eqn.primitive.name in ADDITIONS
-        if is_linear and eqn.outvars[0] in may_stay:
-            may_stay.update(atom for atom in eqn.invars if isinstance(atom, Var) and num_readers[atom] == 1)
-    return frozenset(may_stay)
+        number = may_stay.get(eqn.outvars[0]) if is_linear else None
+        if number is not None:
+            single = (atom for atom in eqn.invars if isinstance(atom, Var) and num_readers[atom] == 1)
+            may_stay.update(dict.fromkeys(single, number))
+    return may_stay
 
 
 def _is_scaling(eqn: JaxprEqn) -> bool:
     """True for a product with a literal, or a quotient by one, of partial sums that adds up to that of the sum."""
-    if eqn.primitive.name not in ("mul", "div") or isinstance(eqn.invars[1], Var):
+    name = eqn.primitive.name
+    factors = [atom for atom in eqn.invars if not isinstance(atom, Var)]
+    if name not in ("mul", "div") or len(factors) != 1 or (name == "div" and eqn.invars[0] is factors[0]):
         return False
     aval: Any = eqn.outvars[0].aval
     if not jnp.issubdtype(aval.dtype, jnp.inexact):
-        return eqn.primitive.name == "mul"  # a quotient of integers is rounded
+        return name == "mul"  # a quotient of integers is rounded
     # Terms of a sum may be larger than the sum: scaled, those of float16 overflow, and vanish, where the sum does not.
     has_wide_range = jnp.finfo(aval.dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
-    number = eqn.invars[1].val
+    number = factors[0].val
     # Infinite terms of both signs add up to no number.
-    is_finite = bool(np.isfinite(number)) and not (eqn.primitive.name == "div" and number == 0)
+    is_finite = bool(np.isfinite(number)) and not (name == "div" and number == 0)
     return has_wide_range and is_finite
 
 
-def unreduced_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> frozenset[Var]:
+def unreduced_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> dict[Var, int]:
     """Values that may stay unreduced because their one reader reshards them to an unreduced sum.
 
     A value with an explicit type has the spec of that instead.
@@ -361,5 +369,5 @@ def unreduced_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxe
         for eqn in jaxpr.eqns
         if eqn.primitive.name == "reshard" and (spec := specs.get(eqn.outvars[0])) is not None and spec.unreduced
     ]
-    untyped = [v for v in operands if isinstance(v, Var) and typed_spec(v.aval, mesh) is None]
+    untyped = {v: 1 for v in operands if isinstance(v, Var) and typed_spec(v.aval, mesh) is None}
     return values_that_may_stay_unreduced(jaxpr, untyped)

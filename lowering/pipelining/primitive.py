@@ -129,8 +129,10 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
 
 
 def _accumulator(aval: Any, dtype: Any) -> jax.Array:
-    """Zeros for a result of a type, over explicit axes of a mesh split as the result is."""
-    return lax.full(aval.shape, 0, dtype, sharding=aval.sharding)
+    """Zeros for a result of a type: over explicit axes of a mesh split as it is, and varying over the same axes."""
+    zeros = lax.full(aval.shape, 0, dtype, sharding=aval.sharding)
+    axes = tuple(sorted(aval.manual_axis_type.varying))
+    return lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
 def _zeros(jaxpr: ClosedJaxpr, spec: PipelineSpec, number: int) -> jax.Array:

@@ -399,3 +399,39 @@ def test_constraints_and_metadata_cost_nothing() -> None:
     annotated = [ROWS["layout_constraint", "layout"], ROWS["xla_metadata_value", "xla_metadata_kvs"]]
     plain = [lambda x: x + 1, lambda x: x * 2]
     assert [cycles(row.function) for row in annotated] == list(map(cycles, plain))
+
+
+def nested_stages(inner: int, wrap: Any = lambda f: f) -> Any:
+    def in_inner_stage(x: Any) -> Any:
+        with ipu.stage(inner):
+            return (jnp.tanh(x) ** 2).mean()
+
+    def loss(x: Any) -> Any:
+        with ipu.stage(0):
+            return wrap(in_inner_stage)(x * 2)
+
+    return loss
+
+
+NESTED = {
+    "stages": (nested_stages(1), r"ipu\.stage\(1\) inside of ipu\.stage\(0\)"),
+    "stages of a jitted function": (nested_stages(1, jax.jit), r"ipu\.stage\(1\) inside of ipu\.stage\(0\)"),
+    "stages of a gradient": (jax.grad(nested_stages(1)), r"ipu\.stage\(1\) inside of ipu\.stage\(0\)"),
+    "stages of a pipeline": (
+        ipu.pipeline(jax.grad(nested_stages(1, jax.checkpoint)), micro_batches=2, reduce="stack"),
+        r"ipu\.stage\(1\) inside of ipu\.stage\(0\)",
+    ),
+    "one stage": (jax.grad(nested_stages(0, jax.jit)), None),
+    "a phase in a stage": (lambda x: ipu.stage(0)(lambda: ipu.phase(1)(jnp.tanh)(x) * 2)(), None),
+    "phases": (lambda x: ipu.phase(1)(lambda: ipu.phase(0)(jnp.tanh)(x) * 2)(), r"ipu\.phase\(0\) inside .*phase\(1\)"),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_stages_inside_of_others_are_warned_of(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    function, expected = NESTED[name]
+    with caplog.at_level(logging.WARNING, logger="ipujax"):
+        ipu.jit(function, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=8)).lower(X)
+    warnings = [text for text in warnings_of(caplog.records) if " inside of " in text]
+    assert len(warnings) == (expected is not None)
+    assert expected is None or re.search(rf"{expected}.*\({Path(__file__).name}:\d+", warnings[0])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from tests.lowering.helpers import lowered, run_tiles, small_target
@@ -223,6 +224,34 @@ def test_donated_arrays_survive_an_exception(is_compiled: bool) -> None:
             call(state, X)
     fails[0] = False
     np.testing.assert_array_equal(call(state, X), 1 + X)
+
+
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_donated_arrays_survive_an_exception_where_plain_jax_computes(replicas: int | None) -> None:
+    fails = [True]
+
+    def check(value: Any) -> np.ndarray:
+        if fails[0]:
+            raise LookupError("no such value")
+        return np.asarray(value)
+
+    def step(state: Any, x: Any) -> Any:
+        return state + io_callback(check, SAME, x, ordered=replicas is None)
+
+    settings = {} if replicas is None else {"replicas": replicas, "out_specs": P()}
+    call = ipu.jit(step, device=ipu.CPU(), donate_argnums=0, **settings)
+    state = jnp.ones(4)
+    for _ in range(2):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="no such value"):
+            jax.block_until_ready(call(state, X))
+    fails[0] = False
+    np.testing.assert_array_equal(call(state, X), 1 + X)
+
+
+def test_arrays_are_donated_where_plain_jax_computes_and_calls_no_python() -> None:
+    state = jnp.ones(4)
+    ipu.jit(lambda state, x: state + x, device=ipu.CPU(), donate_argnums=0)(state, X)
+    assert state.is_deleted()
 
 
 def test_an_exception_ends_a_loop_that_waits_for_the_host() -> None:

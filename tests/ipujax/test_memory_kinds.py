@@ -44,6 +44,21 @@ from tests.ipujax.memory_kind_cases import (
 )
 
 
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_results_are_stored_where_out_shardings_say(replicas: int | None) -> None:
+    host = jax.NamedSharding(jax.make_mesh((1,), ("x",)), P(), memory_kind="pinned_host")
+    specs = {} if replicas is None else {"replicas": replicas, "in_specs": P("replica"), "out_specs": P("replica")}
+    out_shardings = {"kept": host, "sent": None}
+
+    def results(x: Any) -> Any:
+        return {"kept": [x * 2, x + 1], "sent": x * x}
+
+    x = np.ones((8, 8), np.float32)
+    jitted = ipu.jit(results, device=device(replicas or 1), out_shardings=out_shardings, **specs)
+    assert_same(jitted(x), jax.jit(results, out_shardings=out_shardings)(x))
+    assert jitted.profile(x).streaming_memory_bytes == 2 * x.nbytes // (replicas or 1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_kinds_are_those_of_jax(name: str) -> None:
     case = CASES[name]

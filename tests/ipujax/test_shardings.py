@@ -282,6 +282,14 @@ def test_shardings_beside_replicas_are_refused():
         ipu.jit(jnp.sin, replicas=2, in_shardings=NamedSharding(AUTO, P("x")))
 
 
+def test_other_in_shardings_leave_out_shardings_as_they_are():
+    rows, columns = (NamedSharding(AUTO, spec) for spec in (P("x"), P(None, "x")))
+    settings = {"device": ipu.IPUModel(num_ipus=4, tiles_per_ipu=8), "in_shardings": rows, "out_shardings": rows}
+    changed = ipu.jit(lambda x: x * 2, **settings).with_options(in_shardings=columns)
+    (result,) = jax.tree.leaves(changed.lower(X).compile().output_shardings)
+    assert result.spec == P("x")
+
+
 def test_meshes_need_a_size_for_each_name():
     assert ipu.make_mesh((2, 4), ("data", "model")).shape == {"data": 2, "model": 4}
     with pytest.raises(ArgumentError, match=r"ipu\.make_mesh needs a size"):

@@ -167,7 +167,7 @@ def test_settings_of_a_function_inside_another_are_named_once(caplog: pytest.Log
 
 @pytest.mark.parametrize("name", ["in_shardings", "out_shardings"])
 def test_a_memory_of_shardings_is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """JAX moves such values; here `jax.device_put` does."""
+    """JAX moves such values; here `jax.device_put` does, and `out_shardings` of one device: `test_memory_kinds`."""
     spec = jax.P("x")
     sharding = jax.NamedSharding(ipu.make_mesh((2,), ("x",)), spec, memory_kind="pinned_host")
     jitted = ipu.jit(double, device=ipu.IPUModel(2, tiles_per_ipu=8), **{name: sharding})

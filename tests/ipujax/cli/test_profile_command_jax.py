@@ -7,8 +7,11 @@ import re
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import equinox as eqx
 import jax
 import pytest
 
@@ -181,6 +184,37 @@ def test_profiling_of_a_block() -> None:
         run.profile("lambda")
     with pytest.raises(ipu.ArgumentError, match="no machine model"), ipu.profiling(ipu.CPU()):
         pass
+
+
+def scaled(factor: Any, x: Any) -> Any:
+    return factor * (x @ x)
+
+
+class Scaling(eqx.Module):
+    factor: Any
+
+    def __call__(self, x: Any) -> Any:
+        return scaled(self.factor, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (eqx.Partial(scaled, jax.numpy.float32(2)), "scaled"),
+        (partial(scaled, jax.numpy.float32(2)), "scaled"),
+        (scaled, "scaled"),
+        (Scaling(jax.numpy.float32(2)).__call__, "__call__"),
+        (eqx.nn.Linear(4, 4, key=jax.random.key(0)), "Linear"),
+    ],
+)
+def test_profiling_names_what_the_wrapper_of_a_library_calls(function: Any, name: str) -> None:
+    x = jax.numpy.ones((4, 4))
+    args = (x[0],) if name == "Linear" else (2.0, x) if function is scaled else (x,)
+    with ipu.profiling(ipu.IPUModel(tiles_per_ipu=4), every=True) as run:
+        eqx.filter_jit(function)(*args)
+    (row,) = (row for row in run.functions if row.total_cycles)
+    assert row.name == name
+    assert run.profile(name).cycles == row.total_cycles
 
 
 def test_profiling_runs_loops_on_data_once_more() -> None:
