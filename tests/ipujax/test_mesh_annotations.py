@@ -17,7 +17,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 
 SCRIPT = Path(__file__).parent / "mesh_annotations.py"
 DEVICE = ipu.IPUModel(num_ipus=4, tiles_per_ipu=8)
@@ -45,6 +45,11 @@ def test_each_ipu_streams_its_block() -> None:
     compiled = ipu.jit(changed, device=DEVICE, donate_argnums=0).lower(held).compile()
     assert compiled.profile.streaming_memory_bytes == X.nbytes // 4
     assert not compiled.partitioning.notes.moves
+
+
+def test_a_transfer_that_splits_is_refused_with_what_does() -> None:
+    with pytest.raises(ArgumentError, match=r"device_put splits a value over 4[\s\S]*with_sharding_constraint"):
+        run(lambda x: jax.device_put(x * 2, NamedSharding(MESH, P("x"))))
 
 
 def custom(chosen: P) -> Any:
