@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import onnx
 
-import ipujax as ipu
 from ipujax.front_end import Log, NotCopied, write_file
 from ipujax.popart.building import read_model, use_strided_groups, weights_of
 from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
@@ -93,10 +92,6 @@ class Session(NotCopied, Reports):
         self.name = name
         self._options = SessionOptions() if options is None else options
         self._options.check()
-        if self._options.replicas > 1 and (num_processes := ipu.distributed.num_instances()) > 1:
-            message = f"a session has one replica in each process: this is one of {num_processes} processes"
-            hint = "ipujax.popart.horovod, without replicatedGraphCount"
-            raise popart_exception(message, expected="replicatedGraphCount = 1", got=self._options.replicas, hint=hint)
         self._device = device
         self._flow = flow
         self._model = read_model(model)
