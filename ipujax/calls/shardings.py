@@ -26,6 +26,10 @@ _REMEDY = (
     "leave the sharding out (jax.device_get(x) is whole); without replicas=, shardings partition a program over IPUs,"
     " and so does jax.shard_map inside ipu.jit"
 )
+_CONSTRAINT = (
+    "jax.lax.with_sharding_constraint(x, sharding) splits a value inside of a function;"
+    " jax.device_put(x, jax.memory.Space.Host) puts its blocks into streaming memory"
+)
 # Public function by primitive with a sharding.
 _PUBLIC_NAMES = {
     "sharding_constraint": "jax.lax.with_sharding_constraint",
@@ -94,7 +98,8 @@ def check_jaxpr(who: str, jaxpr: ClosedJaxpr, axis_name: str | None) -> None:
                     _check_axes(sharding, axis_name, eqn)
                     continue
                 problem = f"{_PUBLIC_NAMES.get(name, name)} splits a value over {sharding.num_devices} devices"
-                raise _refusal(f"{problem} inside {who}", eqn, in_words(sharding))
+                hint = _CONSTRAINT if name == "device_put" and axis_name is None else _REMEDY
+                raise _refusal(f"{problem} inside {who}", eqn, in_words(sharding), hint)
 
 
 def _check_axes(sharding: NamedSharding, axis_name: str | None, eqn: JaxprEqn) -> None:

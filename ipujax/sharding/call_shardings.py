@@ -347,7 +347,10 @@ def _shape(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     mesh = sharding.mesh
     abstract = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh
     weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(abstract, sharding.spec), weak_type=weak)
+    # That of the array: a setting names none.
+    memory = leaf.sharding.memory_kind if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array) and leaf.sharding else None
+    abstract_sharding = NamedSharding(abstract, sharding.spec, memory_kind=memory)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=abstract_sharding, weak_type=weak)
 
 
 def in_explicit_mesh(shardings: CallShardings) -> AbstractContextManager[Any]:

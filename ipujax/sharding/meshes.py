@@ -17,6 +17,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from ipujax.lowering.jax_compat import ClosedJaxpr, to_device
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import running_without_mesh, splits
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.signatures import describe
 
 
 def padded(spec: PartitionSpec, rank: int) -> tuple[tuple[str, ...], ...]:
@@ -108,9 +110,20 @@ def run_on_one_device(run: Callable[..., Any], leaves: Sequence[Any], donated: S
 
 
 def to_one_device(leaf: Any) -> Any:
-    """Return an array that is on several devices as one of the host; anything else as it is."""
+    """Return an array that is on several devices as one of the host; anything else as it is.
+
+    Raises:
+        ArgumentError: parts of it are in other processes.
+    """
     if not isinstance(leaf, jax.Array) or leaf.sharding.num_devices == 1:
         return leaf
+    if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        raise ArgumentError(
+            "an argument is split over devices of several processes: each process computes the program of a mesh whole",
+            expected="arrays of this process",
+            got=f"{describe(leaf)}, {in_words(leaf.sharding)}",
+            hint="jax.experimental.multihost_utils.process_allgather(x, tiled=True); or replicas=, without a mesh",
+        )
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))

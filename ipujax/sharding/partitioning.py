@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, is_on_host
 from ipujax.lowering.partition import Shardings, explicit_axes, splits
 from ipujax.runtime.errors import ArgumentError
 from ipujax.sharding.call_shardings import NO_SHARDINGS, CallShardings
@@ -102,9 +102,13 @@ class Partitioning:
         made = [PartitionSpec() if is_float0(aval) else next(specs) for aval in avals]
         settings = self.shardings.results or (None,) * len(avals)
         mesh = self.shardings.devices or self.mesh
-        return [
-            NamedSharding(mesh, self._written(aval, spec) if setting is None else setting.spec)
+        specs_of_results = [
+            self._written(aval, spec) if setting is None else setting.spec
             for aval, spec, setting in zip(avals, made, settings, strict=True)
+        ]
+        memories = ["pinned_host" if is_on_host(aval) else None for aval in avals]
+        return [
+            NamedSharding(mesh, spec, memory_kind=kind) for spec, kind in zip(specs_of_results, memories, strict=True)
         ]
 
     def _written(self, aval: Any, spec: PartitionSpec) -> PartitionSpec:

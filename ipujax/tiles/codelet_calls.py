@@ -11,13 +11,14 @@ Limits: no vector lists; no empty fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.lowering.digests import NoDigestError, digest_of
 from ipujax.lowering.rules import codelet_call_p
 from ipujax.poplar.types import cast_values
 from ipujax.poplar.vertex import (
@@ -139,7 +140,15 @@ def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, A
     all_shapes = tuple(tuple((read | results)[field.name]) for field in connected_fields(cls))
     outs = tuple((tuple(results[field.name]), field.dtype) for field in written)
     converted = tuple((name, _converted(cls, name, value)) for name, value in values.items())
-    return {"codelet": codelet_of_call(cls, all_shapes, converted), "outs": outs}
+    return {"codelet": codelet_of_call(cls, all_shapes, converted, _code(cls)), "outs": outs}
+
+
+def _code(cls: type[Vertex]) -> Hashable:
+    """Return the digest of a class with all that its code reads; for code that may read more, an object of no other."""
+    try:
+        return digest_of(cls)
+    except NoDigestError:
+        return object()
 
 
 def _converted(cls: type[Vertex], name: str, value: Any) -> Any:

@@ -49,9 +49,15 @@ _UNREADABLE_BUILTINS = frozenset(
 _UNREADABLE_ATTRIBUTES = frozenset(
     {"__builtins__", "__globals__", "__subclasses__", "f_builtins", "f_globals", "f_locals"}
 )
-# Of installed distributions: functions that read files, or draw from a state of the process.
+# Installed packages whose values depend on their arguments alone. Any function of another one may read files.
+_PURE_PACKAGES = frozenset(
+    {"einops", "equinox", "flax", "haiku", "jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "optax", "scipy", OURS}
+)
+# Of these: functions that read files, or draw from a state of the process.
 _UNREADABLE_OF = re.compile(
-    r"numpy(\..*)?\.(fromfile|genfromtxt|load|loadtxt|memmap|open_memmap|random|DataSource)(\..*)?|jax\.numpy(\..*)?\.load"
+    r"numpy(\..*)?\.(fromfile|fromregex|genfromtxt|load|loadtxt|memmap|open_memmap|random|DataSource)(\..*)?"
+    r"|jax\.numpy(\..*)?\.load|scipy\.(datasets|io)(\..*)?|equinox(\..*)?\.tree_deserialise_leaves"
+    r"|flax\.(io|training\.checkpoints)(\..*)?"
 )
 # Functions whose results are attributes that their arguments name.
 READERS_BY_NAME = (getattr, inspect.getmembers, operator.attrgetter, operator.methodcaller)
@@ -131,12 +137,20 @@ def _global_name(value: Any) -> str:
     """Return the name of a global of a distribution, with version; refuse one that reads files or states."""
     module: str = value.__module__
     name = getattr(value, "__qualname__", None) or value.__name__
-    distribution = distribution_of(module)
-    is_unreadable = distribution == PYTHON and not is_pure(module)
-    is_unreadable |= module == "builtins" and name in _UNREADABLE_BUILTINS
-    if is_unreadable or _UNREADABLE_OF.fullmatch(f"{module}.{name}"):
-        raise NoDigestError(f"its code uses {module}.{name}, whose results are not in the program")
-    return f"{distribution}:{module}.{name}"
+    is_builtin = module == "builtins" and name in _UNREADABLE_BUILTINS
+    if is_builtin or _may_read_more(module) or _UNREADABLE_OF.fullmatch(f"{module}.{name}"):
+        raise NoDigestError(_not_in_program(f"{module}.{name}"))
+    return f"{distribution_of(module)}:{module}.{name}"
+
+
+def _not_in_program(name: str) -> str:
+    return f"its code uses {name}, whose results are not in the program"
+
+
+def _may_read_more(module: str) -> bool:
+    """Return whether values of a module of a distribution may depend on more than their arguments, such as files."""
+    is_of_python = distribution_of(module) == PYTHON
+    return not (is_pure(module) if is_of_python else module.partition(".")[0] in _PURE_PACKAGES)
 
 
 # --- containers and arrays ---
@@ -193,6 +207,8 @@ def _read_function(function: FunctionType) -> Reading:
     if distribution_of(module) is not None:
         if is_global_of_distribution(function):
             return Reading(_global_name(function))
+        if _may_read_more(module):
+            raise NoDigestError(_not_in_program(f"{module}.{function.__qualname__}"))
         return Reading(f"function of {module}", (function.__code__, *defaults, *closure))
     reads = reads_of(function.__code__)
     for name in sorted(reads.attributes & _UNREADABLE_ATTRIBUTES):
@@ -275,8 +291,8 @@ def check_module(module: ModuleType) -> None:
         NoDigestError: the text names it.
     """
     name = module.__name__
-    if (distribution_of(name) == PYTHON and not is_pure(name)) or _UNREADABLE_OF.fullmatch(name):
-        raise NoDigestError(f"its code uses the module {name}, whose results are not in the program")
+    if _may_read_more(name) or _UNREADABLE_OF.fullmatch(name):
+        raise NoDigestError(_not_in_program(f"the module {name}"))
 
 
 # --- objects ---

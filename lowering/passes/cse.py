@@ -53,7 +53,7 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.layer_notes import step_part, with_part
 from ipujax.lowering.passes.longer_lives import LiveBytes
-from ipujax.lowering.primitives import RECORDS, record_of
+from ipujax.lowering.primitives import RECORDS, Problem, record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, REMATERIALISED
@@ -235,8 +235,8 @@ def _earlier_places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: Live
 def _repeated_cycles(eqn: JaxprEqn) -> float:
     """Cycles of computing an equation again, summed over tiles, as the bytes of its results are."""
     record = record_of(eqn)
-    # Functions take tens of instructions an element, many times the cost of its bytes.
-    if record.cost == "elementwise" and not record.is_cheap:
+    # Functions, sorts and factorisations take tens of instructions an element, many times the cost of its bytes.
+    if (record.cost == "elementwise" and not record.is_cheap) or record.problem != Problem():
         return inf
     return work_of_equation(eqn).elements / _ELEMENTS_PER_CYCLE
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         Factors as Factors,
         Labels as Labels,
         PrimitiveRecord as PrimitiveRecord,
+        Problem as Problem,
         elementwise as elementwise,
         shapes as shapes,
     )

@@ -81,9 +81,11 @@ def _replace_file(place: str, content: bytes, mode: int | None, is_synced: bool)
             if is_synced:
                 os.fsync(file.fileno())
         os.replace(unfinished, place)
-    except BaseException:  # an interrupt too leaves nothing behind
+    except BaseException as error:  # an interrupt too leaves nothing behind
         with suppress(OSError):
             os.unlink(unfinished)
+        if isinstance(error, OSError):
+            error.filename = place  # which the caller knows: not the unfinished file, or none at all
         raise
     if is_synced:
         _sync_folder(folder)

@@ -23,6 +23,7 @@ import ipujax as ipu
 
 DEVICES = 4
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
+HELD = "memory: an argument on the host"
 SEEN: list[str] = []
 
 
@@ -71,6 +72,7 @@ def cases(mesh: Mesh) -> dict[str, tuple[Callable[..., Any], Any]]:
     """Functions, and the spec of their argument."""
     x, y = P("x"), P(None, "x")
     to_x = NamedSharding(mesh, x)
+    host, tiles = jax.memory.Space.Host, jax.memory.Space.Device
     twice = lambda v: v * 2  # noqa: E731
     return {
         "alike: a constant": (lambda v: shard_alike(v, jnp.arange(32.0).reshape(8, 4))[1] + 1, x),
@@ -129,6 +131,15 @@ def cases(mesh: Mesh) -> dict[str, tuple[Callable[..., Any], Any]]:
             x,
         ),
         "call: with a result": (lambda v: io_callback(see, jax.ShapeDtypeStruct((8, 4), np.float32), v).sum(), x),
+        "memory: a result on the host": (lambda v: jax.device_put(v * 2, host), x),
+        "memory: a value on the host": (lambda v: jax.device_put(jax.device_put(v * 2, host), tiles) + 1, y),
+        "memory: rows on the host": (
+            lambda v: lax.scan(lambda c, row: (c + row, jax.device_put(c * row, host)), jnp.zeros(4), v)[1],
+            y,
+        ),
+        f"{HELD}, read": (lambda v: jax.device_put(v, tiles) + 1, x),
+        f"{HELD}, changed": (lambda v: jax.device_put(jax.device_put(v, tiles) * 2, host), y),
+        f"{HELD}, returned": (lambda v: v, x),
         "inspect: an argument": (lambda v: (jax.debug.inspect_array_sharding(v, callback=see_sharding), v)[1], x),
         "inspect: a constraint": (
             lambda v: (
@@ -141,11 +152,12 @@ def cases(mesh: Mesh) -> dict[str, tuple[Callable[..., Any], Any]]:
 
 
 def outcome(jitted: Callable[..., Any], x: jax.Array) -> Any:
-    """Values and specs of the results, and what callbacks saw, in any order: devices call at one time."""
+    """Values, specs and memories of the results, and what callbacks saw, in any order: devices call at one time."""
     SEEN.clear()
     results = jax.tree.leaves(jitted(x))
     jax.effects_barrier()
-    return [np.asarray(value).tolist() for value in results], [str(y.sharding.spec) for y in results], sorted(SEEN)
+    places = [(str(y.sharding.spec), y.sharding.memory_kind) for y in results]
+    return [np.asarray(value).tolist() for value in results], places, sorted(SEEN)
 
 
 def main() -> None:
@@ -154,7 +166,8 @@ def main() -> None:
     device = ipu.IPUModel(num_ipus=DEVICES, tiles_per_ipu=8)
     outcomes: dict[str, str] = {}
     for name, (function, spec) in cases(mesh).items():
-        x = jax.device_put(X, NamedSharding(mesh, spec))
+        memory = "pinned_host" if name.startswith(HELD) else "device"
+        x = jax.device_put(X, NamedSharding(mesh, spec, memory_kind=memory))
         expected = outcome(jax.jit(function), x)
         actual = outcome(ipu.jit(function, device=device), x)
         outcomes[name] = "" if actual == expected else f"got {actual}, right {expected}"

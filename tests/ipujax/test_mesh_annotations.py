@@ -17,7 +17,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 
 SCRIPT = Path(__file__).parent / "mesh_annotations.py"
 DEVICE = ipu.IPUModel(num_ipus=4, tiles_per_ipu=8)
@@ -32,11 +32,24 @@ def differences() -> dict[str, str]:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("kind", ["alike", "custom", "print", "call", "inspect"])
+@pytest.mark.parametrize("kind", ["alike", "custom", "print", "call", "memory", "inspect"])
 def test_as_jax_jit(differences: dict[str, str], kind: str) -> None:
     of_kind = {name: text for name, text in differences.items() if name.startswith(f"{kind}:")}
     assert of_kind
     assert not any(of_kind.values()), of_kind
+
+
+def test_each_ipu_streams_its_block() -> None:
+    held = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(MESH, P("x"), memory_kind="pinned_host"))
+    changed = lambda x: jax.device_put(jax.device_put(x, jax.memory.Space.Device) * 2, jax.memory.Space.Host)  # noqa: E731
+    compiled = ipu.jit(changed, device=DEVICE, donate_argnums=0).lower(held).compile()
+    assert compiled.profile.streaming_memory_bytes == X.nbytes // 4
+    assert not compiled.partitioning.notes.moves
+
+
+def test_a_transfer_that_splits_is_refused_with_what_does() -> None:
+    with pytest.raises(ArgumentError, match=r"device_put splits a value over 4[\s\S]*with_sharding_constraint"):
+        run(lambda x: jax.device_put(x * 2, NamedSharding(MESH, P("x"))))
 
 
 def custom(chosen: P) -> Any:

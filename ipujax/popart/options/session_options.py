@@ -6,6 +6,7 @@ import warnings
 from operator import attrgetter
 from typing import Any
 
+import ipujax as ipu
 from ipujax.front_end import read_options
 from ipujax.popart.enumerations import PatternsLevel, TensorStorage, VirtualGraphMode
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, unknown_name
@@ -178,6 +179,10 @@ class SessionOptions:
             if count > 1 and not getattr(self, switch):
                 message = f"{switch} is false, but {name} > 1."
                 raise popart_exception(message, expected=f"{switch} = True", got=count)
+        if self.replicas > 1 and (num_processes := ipu.distributed.num_instances()) > 1:
+            message = f"a session has one replica in each process: this is one of {num_processes} processes"
+            hint = "ipujax.popart.horovod, without replicatedGraphCount"
+            raise popart_exception(message, expected="replicatedGraphCount = 1", got=self.replicas, hint=hint)
 
 
 class Patterns:

@@ -3,8 +3,7 @@
     SumVertex, shapes ((4,), ())  →  Codelet("SumVertex", fields in: float32, out: float32, compute, cycles)
 
 A field without elements is not connected and reads as an empty array. A vector list is one operand, the concatenation
-of its vectors. Codelets are memoised by class and shapes; a codelet with state is made for each group of vertices, with
-a table of the state of each vertex.
+of its vectors. A codelet with state is made for each group of vertices, with a table of the state of each vertex.
 
 Limits: the size of the vertex state is an estimate (`assumed`: 4 bytes a pointer or length).
 
@@ -23,7 +22,7 @@ trip count counts once, a branch counts as its longest side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import ceil, isfinite, prod
@@ -135,13 +134,11 @@ def place_of(cls: type[Vertex], function: str = "compute") -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.{function})" if code else cls.__name__
 
 
-@remembered
 def vertex_codelet(cls: type[Vertex], shapes: Shapes) -> Codelet:
     """Return the codelet of vertices without state; raises GraphError if `compute` does not match written fields."""
     return _codelet(cls, shapes, lambda *blocks: _run(cls, shapes, {}, blocks))
 
 
-# Not memoised: the state is an array of this group's vertices.
 def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np.ndarray]) -> Codelet:
     """Return the codelet of vertices with state; `state` has by attribute the value of each vertex, [vertices]."""
 
@@ -153,13 +150,14 @@ def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np
 
 
 @remembered
-def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, Any], ...]) -> Codelet:
-    """Return the codelet of vertices that all have the same state; see `vertex_codelet`.
+def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, Any], ...], code: Hashable) -> Codelet:
+    """Return the codelet of vertices that all have the same state, one for all calls of equal arguments.
 
     Args:
         cls: the codelet class.
         shapes: of its `connected_fields`.
         state: value of each state field, by attribute.
+        code: what the code of the class is equal by: its members, and values that it reads, may be replaced.
 
     Raises:
         GraphError: `compute` does not match the written fields.

@@ -29,7 +29,7 @@ from ipujax.poplar.vertex.codelets import (
 from ipujax.poplar.vertex.stacking import is_same, repeated_element, stacked
 from ipujax.poplar.vertex.vertex import NUM_DIMS, Vertex, VertexField
 from ipujax.runtime.errors import GraphError, Place, VerifyError, shown_place, whole_number
-from ipujax.runtime.graph import NO_TILE, Access, Axis, ComputeSet, VertexGroup, block, element
+from ipujax.runtime.graph import NO_TILE, Access, Axis, Codelet, ComputeSet, VertexGroup, block, element
 from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor import Origin, Tensor, concat, dtype_name, even_cuts
 from ipujax.runtime.verify import element_name
@@ -100,6 +100,7 @@ class VertexStore:
         self._members: dict[ComputeSet, list[int]] = {}  # vertices of each compute set
         # Groups of each compute set; an entry is dropped when a vertex of the set changes.
         self._groups: dict[ComputeSet, list[VertexGroup]] = {}
+        self._codelets: dict[tuple[type[Vertex], Shapes], Codelet] = {}  # those without state
 
     def __len__(self) -> int:
         return len(self.codelets)
@@ -277,12 +278,19 @@ class VertexStore:
         tile = np.array([self._tiles[v] for v in vertices], np.int32).reshape(-1, *(1 for _ in extents))
         state = {f.attribute: self._state_values(f, n, vertices) for n, f in enumerate(cls.fields) if f.is_state}
         # A state of each vertex is a table in the codelet, which the block number of "vertex" indexes.
-        codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)
+        codelet = codelet_with_state(cls, shapes, state) if state else self._codelet_without_state(cls, shapes)
         if not self._estimates.keys().isdisjoint(vertices):
             cycles = np.array([self._estimates.get(v, -1) for v in vertices], np.int64)
             codelet = with_cycles(codelet, cycles.reshape(tile.shape))
         origin = Origin.at(self._places[vertices[0]])
         return VertexGroup(codelet, tuple(axes), tuple(accesses), tile, ("vertex",) if state else (), origin)
+
+    def _codelet_without_state(self, cls: type[Vertex], shapes: Shapes) -> Codelet:
+        """Return the codelet of all such vertices of the graph: its code is in the memory of a tile once."""
+        key = cls, shapes
+        if key not in self._codelets:
+            self._codelets[key] = vertex_codelet(cls, shapes)
+        return self._codelets[key]
 
     def _stack_tensors(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:
         """Return the stacked tensor of a field; a written field may have no repeated element."""

@@ -64,6 +64,23 @@ if ipu.distributed.instance_index() == 1:
     {end}
 ipu.distributed.all_reduce(2.0)
 """
+SPLIT = """
+import sys
+import jax
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+import ipujax as ipu, numpy as np, pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+x, same = (
+    jax.make_array_from_callback((4,), NamedSharding(mesh, spec), np.arange(4.0, dtype=np.float32).__getitem__)
+    for spec in (P("x"), P())
+)
+f = ipu.jit(lambda x: x * 2, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4))
+for call in (f, f.lower(x).compile()):
+    with pytest.raises(ipu.ArgumentError, match=r"several processes[\\s\\S]*float32\\[4\\][\\s\\S]*replicas="):
+        call(x)
+np.testing.assert_array_equal(f(same), [0, 2, 4, 6])
+"""
 CUT = """
 import os, time
 import ipujax as ipu
@@ -136,6 +153,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     ((code, text),) = outputs(folder, [[sys.executable, "script.py"]], [{}])
     assert code == 0, text
     return dict(np.load(folder / "weights.0.npz"))
+
+
+def test_distributed_arrays_over_processes_are_refused_by_all(tmp_path: Path):
+    (tmp_path / "script.py").write_text(SPLIT)
+    address = f"127.0.0.1:{free_port()}"
+    found = outputs(tmp_path, [[sys.executable, "script.py", address, str(n)] for n in range(2)], [{}] * 2)
+    assert [code for code, _ in found] == [0, 0], found
 
 
 @pytest.mark.parametrize("launcher", ["ipujax run", "mpirun", "srun", "by hand"])

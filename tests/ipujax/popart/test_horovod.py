@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ipujax as ipu
 import ipujax.popart as popart
 from ipujax.popart import horovod as hvd
 from tests.ipujax.distributed.distributed_helpers import Runner, run
@@ -96,6 +97,13 @@ def test_horovod_callbacks_see_gradients_and_replace_them():
     np.testing.assert_array_equal(read["w"], np.full((3, 1), 1 - 2 * 0.5 * 4))
     np.testing.assert_array_equal(seen[0], rows[0].sum(0)[:, None])
     np.testing.assert_array_equal(seen[1], -rows[1].sum(0)[:, None])
+
+
+def test_sessions_of_several_processes_have_one_replica_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ipu.distributed, "num_instances", lambda: 2)
+    session_of(False)
+    with pytest.raises(popart.popart_exception, match=r"one of 2 processes[\s\S]*popart\.horovod"):
+        session_of(False, enableReplicatedGraphs=True, replicatedGraphCount=2)
 
 
 def test_horovod_bad_input():

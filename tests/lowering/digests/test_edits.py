@@ -285,6 +285,10 @@ def test_other_names_of_a_module_do_not_count():
         ("def subject(x):\n  import random\n  return random.random()", "its code uses the module random"),
         ("import numpy as np\ndef subject(x): return np.load('table.npy')", r"its code uses numpy\.load"),
         ("import numpy as np\ndef subject(x): return np.random.rand()", r"its code uses the module numpy\.random"),
+        ("from scipy.io import loadmat\ndef subject(x): return loadmat('table')", r"its code uses scipy\.io\."),
+        ("import pytest\ndef subject(x): return pytest.approx(x)", "its code uses the module pytest"),
+        ("from pytest import approx\ndef subject(x): return approx(x)", r"its code uses _pytest\.approx\.approx"),
+        ("import functools, pytest\nF = functools.partial(pytest.approx, 2)\ndef subject(x): return F()", "_pytest"),
         ("import threading\nL = threading.Lock()\ndef subject(x): return L", "a value of type _thread.lock"),
         (
             "f = open(__file__) if 0 else iter(())\nclass subject: F = (x for x in ())",

@@ -202,6 +202,12 @@ def test_a_cheap_value_does_not_raise_the_peak() -> None:
     assert count(passed(used_again(lambda x, w: jnp.tanh(x - w)), x, w), "tanh") == 1
 
 
+@pytest.mark.parametrize(("name", "solve"), [("cholesky", lax.linalg.cholesky), ("fft", lambda x: jnp.fft.fft(x).real)])
+def test_a_problem_is_solved_once_however_long_its_result_lives(name: str, solve: Callable[..., Any]) -> None:
+    x = 9 * np.eye(64, dtype=np.float32)
+    assert count(passed(lambda x: [solve(x + x.T) * c for c in range(1, 5)], x), name) == 1
+
+
 def test_joins_an_equation_whose_operands_are_only_then_equal() -> None:
     """The sum of a cheap value is small, so the value is not kept for it."""
 

@@ -53,7 +53,7 @@ def test_a_full_disk_keeps_the_older_file(path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(OSError, match="large"):
+        with pytest.raises(OSError, match=f"large: '{path}'"):
             write_file(path, bytes(5000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -74,9 +74,10 @@ def test_errors_of_the_system_leave_nothing_behind(path, tmp_path):
         f"{tmp_path}/none/": errno.ENOENT,
     }
     for place, number in places.items():
-        with pytest.raises(OSError) as error:
+        with pytest.raises(OSError, match=r".") as error:
             write_file(place, b"new")
         assert error.value.errno == number, place
+        assert "-part" not in str(error.value)
     for name in ("a\0b", "\ud800"):
         with pytest.raises(ValueError, match=r"."):
             write_file(f"{tmp_path}/{name}", b"new")
