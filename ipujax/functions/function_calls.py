@@ -22,6 +22,7 @@ from ipujax.functions.function_compiler import FunctionCompiler
 from ipujax.lowering.jax_compat import EVALUATION, find_top_trace, is_eager, is_evaluating
 from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError
+from ipujax.sharding import check_blocks
 from ipujax.stages import Lowered
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class FunctionCalls:
             traced.signature.check_donated(user.name, jax.tree.leaves(user.dynamic(args, kwargs)))
         if not isinstance(error, jax.errors.JaxRuntimeError):  # raised by a run, which has deleted donated arguments
             check_memories(user.name, error)
+            check_blocks(user.name, error)
             check_arguments(user.fun, args, kwargs, *user.settings.static)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
