@@ -161,6 +161,16 @@ class Removals:
         return np.logical_or.reduce([self._steps_of[cause] for cause in (FALLBACKS, SINGLE_TILES, COLLECTIVES)])
 
     @cached_property
+    def host_latency(self) -> np.ndarray:
+        """Cycles of each step for the latency of a host exchange, int64[steps, num_ipus]; its first transfer has it."""
+        executable = self.executable
+        target = executable.target
+        costs = (executable.costs[node] if isinstance(node, Leaf) else None for node in self.nodes)
+        none = np.zeros(target.num_ipus, np.int64)
+        rows = [cost.counts.latency_cycles(target) if isinstance(cost, StreamCost) else none for cost in costs]
+        return np.stack(rows)
+
+    @cached_property
     def _returned(self) -> frozenset[HostStream]:
         """Streams of state that comes in and goes out with one shape and dtype: donated, it would stay.
 
