@@ -244,12 +244,12 @@ def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
         if shape[dim] % blocks:
             of_axes = " and ".join(f"{axis!r} ({sharding.mesh.shape[axis]})" for axis in axes)
             raise ArgumentValueError(
-                f"{name} cannot be split into equal blocks: its dimension {dim} should be divisible by {blocks}, but it "
-                f"is equal to {shape[dim]}",
+                f"{name} cannot be split into equal blocks: its dimension {dim} should be divisible by {blocks}, but"
+                f" it is equal to {shape[dim]}",
                 expected=f"a multiple of {blocks} in dimension {dim}, the IPUs along mesh axis {of_axes}",
                 got=f"shape {shape}, {in_words(sharding)}",
-                hint=f"{-(-shape[dim] // blocks) * blocks} elements there, as of jnp.pad; None there in the spec, which "
-                "leaves the dimension whole; or another mesh",
+                hint=f"{-(-shape[dim] // blocks) * blocks} elements there, as of jnp.pad; None there in the spec, "
+                "which leaves the dimension whole; or another mesh",
             )
 
 
