@@ -162,7 +162,7 @@ def _each_alone(removals: Removals, totals: _Totals, origins: dict[str, Origin])
             continue
         work = removals.without((cause,))
         if cause in (UNEQUAL_IPUS, WAITS) or not np.array_equal(work, removals.whole):
-            origins[cause] = _origin(removals, totals, work)
+            origins[cause] = _origin(removals, totals, work, cause)
             yield (cause,), work
 
 
@@ -196,7 +196,7 @@ def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:
     return equal
 
 
-def _origin(removals: Removals, totals: _Totals, work: np.ndarray) -> Origin:
+def _origin(removals: Removals, totals: _Totals, work: np.ndarray, cause: str) -> Origin:
     """Return the origin of the steps that lose most cycles with the work that is left without a cause."""
     saved = removals.whole - work
     latency = np.clip(saved[..., HOST_EXCHANGE], 0, removals.host_latency)  # of no transfer more than of the others
@@ -205,6 +205,7 @@ def _origin(removals: Removals, totals: _Totals, work: np.ndarray) -> Origin:
     by_origin = {HOST_LATENCY: int(latency.max(1) @ totals.runs)}
     for node, cycles in zip(removals.nodes, of_steps.tolist(), strict=True):
         if cycles > 0 and isinstance(node, Leaf):
-            by_origin[node.shown_origin] = by_origin.get(node.shown_origin, 0) + cycles
+            origin = removals.origin_in(node, cause)
+            by_origin[origin] = by_origin.get(origin, 0) + cycles
     by_origin = {origin: cycles for origin, cycles in by_origin.items() if cycles > 0}
     return max(by_origin, key=lambda origin: by_origin[origin], default=Origin())

@@ -133,6 +133,27 @@ def test_scalars_on_one_tile() -> None:
     assert verdict(figures).sentence.startswith("Steps on a single tile")
 
 
+def test_a_scalar_that_is_computed_beside_an_array() -> None:
+    def schedule(x: Any, step: Any) -> Any:
+        y = jnp.tanh(x)
+        return y, jnp.cos(step)
+
+    figures = profile(schedule, array(TILES * 64), array(), donate_argnums=(0, 1))
+    assert len(figures.executable.graph.groups) == 1  # one compute set has both
+    cause = by_name(figures)["steps on a single tile"]
+    with_less = profile(lambda x, step: (jnp.tanh(x), -step), array(TILES * 64), array(), donate_argnums=(0, 1))
+    assert cause.alone_cycles == pytest.approx(figures.cycles - with_less.cycles, rel=0.02)
+    assert [operation.origin.line for operation in figures.operations() if "cos" in operation.names] == [
+        cause.origin.line
+    ]
+
+
+def test_the_start_of_a_superstep_has_no_work_of_an_element() -> None:
+    figures = profile(lambda x: jnp.cos(x), array(TILES), donate_argnums=0)  # an element on each tile
+    cycles = by_name(figures)
+    assert cycles[COMPUTATION].cycles > 10 * cycles["sync and start of supersteps"].cycles
+
+
 def test_emulated_dtypes() -> None:
     with jax.enable_x64(True):
         wide = profile(lambda x: jnp.sin(x) * x, array(1 << 14, dtype=np.float64), donate_argnums=0)
