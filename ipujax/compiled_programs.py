@@ -33,10 +33,12 @@ class CompiledProgram:
     Args:
         name: name of the function.
         profile: returns the static profile of the program, a `Profile`.
+        types: shapes and dtypes of its arguments; none of a Poplar program.
     """
 
     name: str
     profile: Callable[[], Any]
+    types: tuple[str, ...] = ()
 
 
 # Of the process, innermost last: threads of a script compile too.
@@ -125,16 +127,17 @@ def compile_warnings(executable: Executable) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(f"{unmet} ({unmet.origin})" for unmet in notes.unmet_bounds), *unused]))
 
 
-def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any]) -> None:
+def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any], types: Sequence[str] = ()) -> None:
     """Warn of what compilation has found, and append the program to the list of `collected_programs`, if any.
 
     Args:
         name: name of the function.
         warnings: lines of `compile_warnings`.
         profile: returns its static profile.
+        types: shapes and dtypes of its arguments.
     """
     # Called for the program that is run, not for attempts that did not fit.
     for line in warnings:
         _LOG.warning("%s", line)
     if _COLLECTED:
-        _COLLECTED[-1].append(CompiledProgram(name, profile))
+        _COLLECTED[-1].append(CompiledProgram(name, profile, tuple(types)))

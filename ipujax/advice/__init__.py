@@ -23,7 +23,9 @@ from ipujax.advice.changed_functions import (
     as_code,
     donating,
     halved,
+    has_gradient,
     in_half_precision,
+    kept_arguments,
     offloading,
     padded,
     recomputing,
@@ -34,7 +36,6 @@ from ipujax.advice.edits import edits
 from ipujax.arguments import as_numbers
 from ipujax.jit import IpuFunction, jitted
 from ipujax.runtime.causes import AdviceRow as AdviceRow
-from ipujax.runtime.causes.removals import RETURNED
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.options import RECOMPUTATIONS
 from ipujax.runtime.report import Profile
@@ -50,13 +51,14 @@ def advise(
 ) -> Advice:
     """Compile a function with several changes and compare the results.
 
-    Tried are its present options, each recomputation, donation of state that comes back, donated arguments in streaming
-    memory (all but the first, which often are the state of an optimiser; then all), padded rows where rows take slow
-    paths, float16 arguments in the place of float32 ones, for pipelines over stages the other schedules, and twice and
-    half as many micro-batches of the same batch, twice the IPUs for pipelines with automatic stages, and with
-    `batch_argnums` half of the batch, twice. If none of these fits, recomputation "auto" is combined with each of the
-    others. All but the first must fit, also with `allow_out_of_memory`. What needs an edit of the function is a hint,
-    and not tried.
+    Tried are its present options, of gradients each recomputation, donation of arguments that come back, arguments in
+    streaming memory (all donated ones but the first, which often are the state of an optimiser; then all; and each of
+    the two largest others), padded rows where rows take slow paths, float16 arguments in the place of float32 ones, for
+    pipelines over stages the other schedules, and twice and half as many micro-batches of the same batch, twice the
+    IPUs for pipelines with automatic stages, and with `batch_argnums` half of the batch, twice. Arguments that a call
+    of a training step reads and does not update, and those of `batch_argnums`, are other ones in each call: they are
+    neither donated nor offloaded. If none of these fits, recomputation "auto" is combined with each of the others. All
+    but the first must fit, also with `allow_out_of_memory`. What needs an edit of the function is a hint, not tried.
 
     Args:
         fun: function that `ipu.jit` returned.
@@ -81,13 +83,13 @@ def advise(
         traced.lower()  # raises the error, which no option avoids
     # The user's function with its options unchanged, which may allow it to exceed the memory.
     present, profile = _compiled(Variant("as it is", fun, args))
-    causes = set() if profile is None else {cause.name for cause in profile.causes if cause.alone_cycles > 0}
-    modes = [mode for mode in RECOMPUTATIONS if mode != fun.options.recompute]
+    cycles = None if profile is None else profile.cycles  # None: the program does not fit
+    modes = [mode for mode in RECOMPUTATIONS if mode != fun.options.recompute] if has_gradient(fun, args) else []
     recomputed = [recomputing(fun, mode) for mode in modes]
     variants = [Variant(as_code(other.options), other, args) for other in recomputed]
-    # Without causes the program does not fit: donation may make it.
-    further = [] if causes and RETURNED not in causes else donating(fun, args)
-    further += [*offloading(fun, args), *repipelined(fun, args), *with_more_ipus(fun, args)]
+    kept = kept_arguments(fun, args, numbers)
+    further = [*donating(fun, args, kept), *offloading(fun, args, kept, cycles)]
+    further += [*repipelined(fun, args), *with_more_ipus(fun, args)]
     if profile is not None and profile.slow_paths and not fun.options.pad_rows:
         further += padded(fun, args)
     further += in_half_precision(fun, args)

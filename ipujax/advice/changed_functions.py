@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, cast
 
 import jax
@@ -17,14 +18,18 @@ import numpy as np
 
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction
-from ipujax.lowering.jaxpr import PIPELINE, equations
+from ipujax.lowering.jaxpr import PIPELINE, ValueRoles, equations, stage_name
 from ipujax.lowering.schedules import SCHEDULE_NAMES
 from ipujax.pipeline.changed_settings import PipelineChange, with_changed_pipelines
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import Options, Recompute
 from ipujax.runtime.target import Arch, Target
+from ipujax.runtime.tensor.roles import INPUTS
 
 _DEFAULT = Options()
+_MOST_OFFLOADED = 2  # arguments that are not donated, each tried by itself
+_SMALL_SHARE = 0.03  # of a call: what takes less is no reason to change a program
+ArrayType = tuple[tuple[int, ...], Any]  # shape and dtype
 PipelineOf = tuple[int, str | None]  # number of micro-batches, name of the schedule if one is given
 
 
@@ -56,24 +61,63 @@ def _settings_of(spec: Any) -> PipelineOf:
     return spec.micro_batches, None if spec.schedule is None else spec.schedule.name
 
 
-def donating(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]:
-    """Return a variant that donates the arguments whose arrays all come back with their shapes; none without any.
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A positional argument that later calls may find on the device.
 
-    As in `jax.jit` each result takes the place of one array. Functions with static arguments are left as they are.
+    Args:
+        number: its position.
+        types: shapes and dtypes of its arrays.
+        is_donated: whether any of them is.
+    """
+
+    number: int
+    types: tuple[ArrayType, ...]
+    is_donated: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its arrays; single elements stay on the tiles, and count as nothing."""
+        sizes = (prod(shape) * dtype.itemsize for shape, dtype in self.types if prod(shape) > 1)
+        return sum(sizes)
+
+
+def kept_arguments(fun: IpuFunction[Any, Any], args: Sequence[Any], batch: Sequence[int] = ()) -> list[Argument]:
+    """Return the arguments that calls may keep on the device or in streaming memory: all but batches and other inputs.
+
+    Only a gradient tells weights from inputs: without one, all but `batch` count. Functions with static arguments have
+    none.
     """
     traced = fun.trace(*args)
-    free = Counter(_type_of(result) for result in jax.tree.leaves(traced.out_info))
     infos, keywords = traced.args_info
     if keywords or len(infos) != len(args):
         return []
-    leaves = [jax.tree.leaves(info) for info in infos]
-    free.subtract(_type_of(leaf) for of_argument in leaves for leaf in of_argument if leaf.donated)
+    jaxpr = traced.jaxpr.jaxpr
+    roles = ValueRoles(jaxpr)
+    operands = iter(jaxpr.invars)
+    kept = []
+    for number, info in enumerate(infos):
+        leaves = jax.tree.leaves(info)
+        is_input = all(roles.get(var) == INPUTS for _, var in zip(leaves, operands, strict=False))
+        if leaves and not is_input and number not in {n % len(args) for n in batch}:
+            is_donated = any(leaf.donated for leaf in leaves)
+            kept.append(Argument(number, tuple(map(_type_of, leaves)), is_donated))
+    return kept
+
+
+def donating(fun: IpuFunction[Any, Any], args: Sequence[Any], kept: Sequence[Argument]) -> list[Variant]:
+    """Return a variant that donates the arguments whose arrays all come back with their shapes; none without any.
+
+    As in `jax.jit` each result takes the place of one array.
+    """
+    free = Counter(map(_type_of, jax.tree.leaves(fun.trace(*args).out_info)))
+    free.subtract(kind for argument in kept if argument.is_donated for kind in argument.types)
     donated = []
-    for number, of_argument in enumerate(leaves):
-        needed = Counter(map(_type_of, of_argument))
-        if needed and not any(leaf.donated for leaf in of_argument) and needed <= free:
+    for argument in kept:
+        needed = Counter(argument.types)
+        if not argument.is_donated and needed <= free:
             free -= needed
-            donated.append(number)
+            donated.append(argument.number)
     if not donated:
         return []
     numbers = tuple(sorted((*fun.donated_positions(args), *donated)))
@@ -81,23 +125,45 @@ def donating(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]:
     return [Variant(f"donate_argnums={numbers}", changed, args)]
 
 
-def _type_of(array: Any) -> tuple[tuple[int, ...], str]:
-    return tuple(array.shape), str(array.dtype)
+def _type_of(array: Any) -> ArrayType:
+    return tuple(array.shape), array.dtype
 
 
-def offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]:
-    """Return variants with donated arguments in streaming memory, which the present ones are part of."""
+def offloading(
+    fun: IpuFunction[Any, Any], args: Sequence[Any], kept: Sequence[Argument], cycles: int | None = None
+) -> list[Variant]:
+    """Return variants with arguments in streaming memory, which the present ones are part of.
+
+    Those are the donated ones, and each of the largest others.
+
+    Args:
+        fun: the function.
+        args: its arguments.
+        kept: those of `kept_arguments`.
+        cycles: of a call; others of which the transfers take little of it are left out. None if it does not fit.
+    """
     if not args:
         return []
     donated = fun.donated_positions(args)
-    candidates = dict.fromkeys(numbers for numbers in (donated[1:], donated) if numbers)
     # Only supersets of the present setting: a change must not bring arguments back to the chip.
     offloaded = {number % len(args) for number in fun.offload_argnums}
+    others = sorted((each for each in kept if not each.is_donated), key=lambda each: -each.num_bytes)
+    least_bytes = 1.0
+    if cycles is not None:
+        target = fun.target
+        least_bytes = _SMALL_SHARE * cycles / target.clock_hz * target.host_bytes_per_second
+    large = [each.number for each in others[:_MOST_OFFLOADED] if each.num_bytes >= least_bytes]
+    sets = [donated[1:], donated, *(tuple(sorted({*offloaded, number})) for number in large)]
     return [
         Variant(f"offload_argnums={numbers}", fun.with_options(fitting(fun.options), offload_argnums=numbers), args)
-        for numbers in candidates
+        for numbers in dict.fromkeys(numbers for numbers in sets if numbers)
         if offloaded < set(numbers)
     ]
+
+
+def has_gradient(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> bool:
+    """Return whether a function takes a gradient, for which values may be computed again."""
+    return any(stage_name(eqn).is_backward for eqn in equations(fun.trace(*args).jaxpr.jaxpr))
 
 
 def _pipelines(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Any]:

@@ -30,6 +30,7 @@ from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.replicas import AXIS, Dims, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
 from ipujax.runtime.logs import Log
+from ipujax.sharding import place_in_call
 
 _LOG = Log("jit")
 _PUBLIC_NAMES = {"psum": "psum or pmean"}  # both are one primitive
@@ -196,14 +197,8 @@ def leaf_dims(
     """
     args, arrays = operand_tree
     dims = split_dims(f"in_specs of {name}", in_specs, args) + (None,) * len(jax.tree.leaves(arrays))
-    places = [_place(names, path) for path, _ in jax.tree.leaves_with_path(operand_tree)]
+    places = [place_in_call(names, path) for path, _ in jax.tree.leaves_with_path(operand_tree)]
     return list(zip(places, dims, strict=True))
-
-
-def _place(names: Sequence[str], path: Sequence[Any]) -> str:
-    """Return the Python expression of a leaf of `(args, kwargs)`."""
-    kind, argument, *rest = path
-    return f"{names[argument.idx] if kind.idx == 0 else argument.key}{jax.tree_util.keystr(tuple(rest))}"
 
 
 def _is_spec(x: Any) -> bool:

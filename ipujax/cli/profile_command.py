@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
@@ -27,9 +27,9 @@ from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, i
 from ipujax.cli.script_run import run_script
 from ipujax.cli.scripts import add_script_arguments, script_command
 from ipujax.cli.terminal import logging_at_least
-from ipujax.compiled_programs import collected_programs
+from ipujax.compiled_programs import CompiledProgram, collected_programs
 from ipujax.device import IPUModel
-from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells
+from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells, types_apart
 from ipujax.lowering.dumps import DumpRequest
 from ipujax.runtime.errors import ArgumentError, ProfileError
 from ipujax.runtime.garbage import collecting_rarely
@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     script = command[is_module]
     if is_onnx_file(script) and not is_module:
         _check_no_jax_arguments(args)
-        _show(script, Path(script).name, {Path(script).stem: onnx_profile(script, args)}, None, args)
+        _show(script, Path(script).name, {Path(script).stem: onnx_profile(script, args)}, None, args, {})
         return 0
     check_no_onnx_arguments(args)
     process = os.getpid()
@@ -129,9 +129,10 @@ def _run(args: argparse.Namespace) -> int:
                 print(f"{name} was changed by the script, without effect: {_SET_BEFORE}", file=sys.stderr)
             names = _distinct([program.name for program in programs])
             profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
+            types = dict(zip(names, _types_apart(programs), strict=True))
             # Scripts that log everything informative, as with absl, do not mean compilations that they know nothing of.
             with logging_at_least(logging.WARNING), collecting_rarely():
-                _show(script, file, profiles, run, args)
+                _show(script, file, profiles, run, args, types)
 
         try:
             return run_script(command, at_immediate_exit=show)
@@ -198,11 +199,16 @@ def _make_folder(path: str) -> None:
 
 
 def _show(
-    script: str, file: str, profiles: Mapping[str, Profile], run: ProfilingRun | None, args: argparse.Namespace
+    script: str,
+    file: str,
+    profiles: Mapping[str, Profile],
+    run: ProfilingRun | None,
+    args: argparse.Namespace,
+    types: Mapping[str, str],
 ) -> None:
-    """Print the tables, and write the files that are asked for."""
+    """Print the tables, and write the files that are asked for; `types` tell programs of one name apart."""
     has_rows = run is not None and bool(run.functions or run.operations)
-    parts = [_heading(script, profiles), *_table(profiles, file)] if profiles or not has_rows else []
+    parts = [_heading(script, profiles), *_table(profiles, file, types)] if profiles or not has_rows else []
     parts += [str(run)] if has_rows else []
     text = "\n".join(parts)
     print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)
@@ -266,17 +272,27 @@ def _heading(script: str, profiles: Mapping[str, Profile]) -> str:
     return f"{', '.join([f'Programs of {script}', *days])}:"
 
 
-def _table(profiles: Mapping[str, Profile], file: str) -> list[str]:
+def _types_apart(programs: Sequence[CompiledProgram]) -> list[str]:
+    """Return for each program the types of its arguments that others of its name lack; "" without such others."""
+    by_name: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for program in programs:
+        by_name[program.name].append(program.types)
+    return [types_apart(program.types, by_name[program.name]) for program in programs]
+
+
+def _table(profiles: Mapping[str, Profile], file: str, types: Mapping[str, str]) -> list[str]:
     if not profiles:
         return [f"  {NOTHING}"]
-    return text_table([_HEAD, *(_row(_name(name, profile, file), profile) for name, profile in profiles.items())])
+    names = (_name(name, profile, file, types.get(name, "")) for name, profile in profiles.items())
+    return text_table([_HEAD, *(_row(name, profile) for name, profile in zip(names, profiles.values(), strict=True))])
 
 
-def _name(name: str, profile: Profile, script: str) -> str:
-    """Return the name of a program with its label, and its file if that is not the script."""
+def _name(name: str, profile: Profile, script: str, types: str) -> str:
+    """Return the name of a program with its label, its file if that is not the script, and types of arguments."""
     label = profile.identity.label
     file = profile.identity.file
-    return f"{label and f'{label}: '}{name}" + (f" ({file})" if file and file != script else "")
+    named = f"{label and f'{label}: '}{name}" + (f" ({file})" if file and file != script else "")
+    return f"{named}, {types}" if types else named
 
 
 def _row(name: str, profile: Profile) -> Row:

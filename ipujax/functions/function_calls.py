@@ -24,6 +24,7 @@ from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.replicas import HOST_CALLS
 from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError
+from ipujax.sharding import check_blocks
 from ipujax.stages import Lowered
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ class FunctionCalls:
             traced.signature.check_donated(user.name, jax.tree.leaves(user.dynamic(args, kwargs)))
         if not isinstance(error, jax.errors.JaxRuntimeError):  # raised by a run, which has deleted donated arguments
             check_memories(user.name, error)
+            check_blocks(user.name, error)
             check_arguments(user.fun, args, kwargs, *user.settings.static)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:

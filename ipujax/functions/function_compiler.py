@@ -43,7 +43,7 @@ from ipujax.lowering_plan import LoweringPlan, ProgramSettings, compilation_step
 from ipujax.runtime.errors import ArgumentError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step, watch_compilation
-from ipujax.sharding import CallShardings, constrained, in_explicit_mesh
+from ipujax.sharding import CallShardings, check_blocks, constrained, in_explicit_mesh
 from ipujax.stages import Lowered, Traced
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ class FunctionCompiler:
             check_whole(user.name, lambda: user.places(args)[0], args, kwargs, user.replication is None)
         check_live_arguments(args, kwargs)
         dynamic = None if user.settings.computes_whole else user.dynamic(args, kwargs)
-        shardings, shapes, named_shapes = user.shardings.shaped(user.name, args, kwargs, dynamic)
+        names = () if dynamic is None else user.places(args)[0]
+        shardings, shapes, named_shapes = user.shardings.shaped(user.name, args, kwargs, dynamic, names)
         try:
             operands: Any = with_host_shapes(shapes, named_shapes)
             if self.spread is not None:
@@ -144,6 +145,7 @@ class FunctionCompiler:
             return traced
         except (TypeError, ValueError) as error:
             check_memories(user.name, error)
+            check_blocks(user.name, error)
             check_arguments(user.fun, args, kwargs, *user.settings.static, shapes=True)
             raise
 

@@ -7,4 +7,5 @@ from ipujax.jax_scripts.run_table import (
     NOTHING as NOTHING,
     PROGRAM_HEAD as PROGRAM_HEAD,
     program_cells as program_cells,
+    types_apart as types_apart,
 )

@@ -5,8 +5,10 @@ Input: rows of functions, lines of single operations. Output: lines of text.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from ipujax.jax_scripts.profiled_calls import ProfiledCalls, SingleOperations
@@ -39,15 +41,20 @@ def program_cells(profile: Profile) -> Row:
     try:
         cycles = f"{profile.cycles:,}"
         time = duration(profile.seconds)
+        limit = profile.verdict.limit
         slowest = next(iter(profile.operations(1)), None)
     except ProfileError as error:  # a trip count is data
         return "depend on data", "", tile, f"{error.what}; {_TRIP_COUNTS}"
-    if slowest is None:
+    if limit is not None:  # the cause that the summary and the page name
+        line = limit.origin.line
+        part = limit.name, f"{100 * limit.alone_cycles / profile.cycles:.0f} %", line or limit.origin.path
+    elif slowest is not None:
+        line = slowest.origin.line
+        part = f"{slowest.dominant} of {slowest.names[0]}", f"{100 * slowest.share:.0f} %", line
+    else:
         return cycles, time, tile, ""
-    line = slowest.origin.line
     layer = _layer_inside(profile, line)
-    limit = f"{slowest.dominant} of {slowest.names[0]}", f"{100 * slowest.share:.0f} %", line
-    return cycles, time, tile, ", ".join(filter(None, (*limit, layer and f"most in layer {layer}")))
+    return cycles, time, tile, ", ".join(filter(None, (*part, layer and f"most in layer {layer}")))
 
 
 def _layer_inside(profile: Profile, line: str) -> str:
@@ -126,19 +133,36 @@ def _lines_of_operations(operations: Sequence[SingleOperations]) -> list[str]:
 
 
 def _distinct_names(rows: Sequence[ProfiledCalls]) -> list[str]:
-    """Return the name of each row: with line, and the types of arguments, where others have the same."""
+    """Return the name of each row: with line, and the types of arguments that differ, where others have the same."""
     by_name = Counter(row.name for row in rows)
-    by_line = Counter((row.name, row.line) for row in rows)
+    types_of_name: dict[tuple[str, int], list[tuple[str, ...]]] = defaultdict(list)
+    for row in rows:
+        types_of_name[row.name, len(row.types)].append(row.types)
     names = []
     uses: Counter[str] = Counter()
     for row in rows:
         parts = [row.name]
         if by_name[row.name] > 1:
             parts = [f"{row.owner}.{row.name}" if row.owner else row.name, row.line]
-        if by_line[row.name, row.line] > 1:
-            more = f" and {len(row.types) - _MOST_TYPES} more" if len(row.types) > _MOST_TYPES else ""
-            parts += [" ".join(row.types[:_MOST_TYPES]) + more]
+        parts.append(types_apart(row.types, types_of_name[row.name, len(row.types)]))
         name = ", ".join(filter(None, parts))
         uses[name] += 1  # as of static arguments with other values
         names.append(name if uses[name] == 1 else f"{name}, program {uses[name]}")
     return names
+
+
+def types_apart(types: Sequence[str], of_all: Sequence[Sequence[str]]) -> str:
+    """Return the first types of a program's arguments that not all programs of its name have; "" without any.
+
+    Args:
+        types: of the program.
+        of_all: of all programs of its name.
+    """
+    alike = reduce(and_, map(Counter, of_all))
+    apart = []
+    for each in types:
+        alike[each] -= 1
+        if alike[each] < 0:
+            apart.append(each)
+    more = f" and {len(apart) - _MOST_TYPES} more" if len(apart) > _MOST_TYPES else ""
+    return " ".join(apart[:_MOST_TYPES]) + more

@@ -5,8 +5,10 @@ from ipujax.sharding.call_shardings import (
     UNSET as UNSET,
     CallShardings as CallShardings,
     ShardingSettings as ShardingSettings,
+    check_blocks as check_blocks,
     constrained as constrained,
     in_explicit_mesh as in_explicit_mesh,
+    place_in_call as place_in_call,
 )
 from ipujax.sharding.meshes import (
     current_mesh as current_mesh,

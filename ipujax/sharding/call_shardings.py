@@ -6,6 +6,7 @@ each leaf, and the mesh that results are put on. One device of a mesh is one IPU
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, line_of
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.signatures import describe
 from ipujax.sharding.meshes import current_mesh, in_words, is_on_mesh, num_blocks, padded
@@ -23,6 +24,11 @@ from ipujax.sharding.meshes import current_mesh, in_words, is_on_mesh, num_block
 Tree = Any
 # Kind of the default of `jax.jit(in_shardings=)`, which libraries pass on.
 _Unspecified = type(signature(jax_jit).parameters["in_shardings"].default)
+
+
+_UNEQUAL_BLOCKS = re.compile(
+    r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) \(full shape: (\([^)]*\))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,7 @@ class ShardingSettings:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         dynamic: tuple[dict[int, Any], dict[str, Any]] | None,
+        names: Sequence[str] = (),
     ) -> tuple[CallShardings, tuple[Any, ...], dict[str, Any]]:
         """Return the shardings of a call, and its arguments, sharded ones as shapes to trace for.
 
@@ -169,31 +176,36 @@ class ShardingSettings:
             args: positional arguments.
             kwargs: arguments by name.
             dynamic: those that are not static, by position and by name; None if no sharding counts.
+            names: of the positional arguments, for messages.
         """
         if dynamic is None:
             return NO_SHARDINGS, args, kwargs
         positional, named = dynamic
-        shardings = self.of_call(who, tuple(positional.values()), named)
+        shardings = self.of_call(who, tuple(positional.values()), named, [names[n] for n in positional if names])
         if all(sharding is None for sharding in shardings.inputs):
             return shardings, args, kwargs
         shapes, named_shapes = with_shardings(tuple(positional.values()), named, shardings)
         by_position = dict(zip(positional, shapes, strict=True))
         return shardings, tuple(by_position.get(n, x) for n, x in enumerate(args)), {**kwargs, **named_shapes}
 
-    def of_call(self, who: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallShardings:
+    def of_call(
+        self, who: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+    ) -> CallShardings:
         """Return the shardings of a call.
 
         Args:
             who: name of the function, for messages.
             args: positional arguments that are not static.
             kwargs: arguments by name.
+            names: of the positional arguments, for messages; their positions without.
 
         Raises:
             ArgumentError: specs of another structure, names that the mesh lacks, a dimension that does not divide, an
                 argument with another sharding than its setting, arguments of different meshes.
         """
         leaves = jax.tree.leaves((args, dict(kwargs)))
-        places = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path((args, dict(kwargs)))]
+        names = names or [str(n) for n in range(len(args))]
+        places = [place_in_call(names, path) for path, _ in jax.tree_util.tree_leaves_with_path((args, dict(kwargs)))]
         settings = _leaves(f"in_shardings of {who}", self.inputs, args) if self.inputs is not None else ()
         settings += (None,) * (len(leaves) - len(settings))
         inputs = tuple(
@@ -224,6 +236,12 @@ def _of_leaf(who: str, place: str, leaf: Any, setting: NamedSharding | None) -> 
     return sharding
 
 
+def place_in_call(names: Sequence[str], path: Sequence[Any]) -> str:
+    """Return the Python expression of a leaf of `(args, kwargs)`."""
+    kind, argument, *rest = path
+    return f"{names[argument.idx] if kind.idx == 0 else argument.key}{jax.tree_util.keystr(tuple(rest))}"
+
+
 def _are_alike(a: NamedSharding, b: NamedSharding, rank: int) -> bool:
     return dict(a.mesh.shape) == dict(b.mesh.shape) and padded(a.spec, rank) == padded(b.spec, rank)
 
@@ -240,11 +258,36 @@ def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
     for dim, axes in enumerate(parts):
         blocks = num_blocks(sharding.mesh, axes)
         if shape[dim] % blocks:
+            of_axes = " and ".join(f"{axis!r} ({sharding.mesh.shape[axis]})" for axis in axes)
             raise ArgumentValueError(
-                f"{name} was given the sharding of {in_words(sharding)}, which implies that the"
-                f" global size of its dimension {dim} should be divisible by {blocks}, but it is equal to {shape[dim]}"
-                f" (full shape: {shape})"
+                f"{name} cannot be split into equal blocks: its dimension {dim} should be divisible by {blocks}, but"
+                f" it is equal to {shape[dim]}",
+                expected=f"a multiple of {blocks} in dimension {dim}, the IPUs along mesh axis {of_axes}",
+                got=f"shape {shape}, {in_words(sharding)}",
+                hint=f"{-(-shape[dim] // blocks) * blocks} elements there, as of jnp.pad; None there in the spec, "
+                "which leaves the dimension whole; or another mesh",
             )
+
+
+def check_blocks(who: str, error: Exception) -> None:
+    """Raise in place of the error of JAX's trace about a function of `jax.jit` inside whose blocks are not equal.
+
+    Args:
+        who: name of the function that is traced.
+        error: what the trace has raised.
+    """
+    match = _UNEQUAL_BLOCKS.search(str(error)) if isinstance(error, ValueError) else None
+    if match is None:
+        return
+    dim, blocks, size, shape = match.groups()
+    raise ArgumentValueError(
+        f"{who} calls a function of jax.jit with a sharding that splits an array into unequal blocks: its dimension "
+        f"{dim} should be divisible by {blocks}, but it is equal to {size}",
+        where=line_of(error),
+        expected=f"a multiple of {blocks} in dimension {dim}",
+        got=f"shape {shape}",
+        hint="jnp.pad, or None in the spec, which leaves the dimension whole; or another mesh",
+    ) from error
 
 
 def _without_unspecified(shardings: Tree) -> Tree:

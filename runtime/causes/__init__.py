@@ -6,4 +6,5 @@ from ipujax.runtime.causes.causes_of_run import (
     COMPUTATION as COMPUTATION,
     Cause as Cause,
     causes_of_run as causes_of_run,
+    removable_cycles as removable_cycles,
 )

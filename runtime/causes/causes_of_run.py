@@ -9,7 +9,7 @@ rounded up step by step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
@@ -34,9 +34,10 @@ from ipujax.runtime.causes.removals import (
 from ipujax.runtime.causes.variants import Run, is_beside
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.files.kinds import Integer
-from ipujax.runtime.graph import Leaf, Program
+from ipujax.runtime.graph import HOST_LATENCY, Leaf, Program
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import SYNC, Recording
+from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
 
 _Change = Annotated[int, Integer(-(2**53) + 1)]  # below 0 where other steps wait longer without a cause
 COMPUTATION = "computation"  # what no removal takes away: vertices, on all tiles alike
@@ -82,17 +83,38 @@ def causes_of_run(
     removals = executable.once(Removals)
     totals = _Totals(np.array([runs.get(node, 0) for node in removals.nodes]), is_beside(executable))
     origins: dict[str, Origin] = {}
-    cycles = _cycles(Run(executable, program, recording), removals, totals, _variants(removals, totals, origins))
-    present = list(origins)
-    waterfall = _waterfall(present)
+    run = Run(executable, program, recording)
+    cycles = _cycles(run, removals, totals, _each_alone(removals, totals, origins))
+    alone_cycles = {name: cycles[()] - cycles[name,] for name in origins}
+    everything = tuple(origins)
+    cycles |= _cycles(run, removals, totals, [(everything, removals.without(everything))])
+    # What a change saves most of is removed first: so the waterfall begins with the cause that a verdict names.
+    present = sorted(origins, key=lambda name: -removable_cycles(name, alone_cycles[name], cycles[everything]))
+    waterfall = [*(tuple(present[:n]) for n in range(len(present))), everything]
+    together = ((removed, removals.without(removed)) for removed in waterfall[2:-1])
+    cycles |= _cycles(run, removals, totals, together)
     removed = {
         name: cycles[before] - cycles[after] for (before, after), name in zip(pairwise(waterfall), present, strict=True)
     }
-    removed[COMPUTATION] = cycles[waterfall[-1]]
-    alone_cycles = {name: cycles[()] - cycles[name,] for name in present} | {COMPUTATION: removed[COMPUTATION]}
+    removed[COMPUTATION] = alone_cycles[COMPUTATION] = cycles[waterfall[-1]]
     origins[COMPUTATION] = Origin()
     least = _least_by_cause(removed, bound)
     return tuple(Cause(name, removed[name], alone_cycles[name], least[name], origins[name]) for name in removed)
+
+
+def removable_cycles(name: str, alone_cycles: int, computing_cycles: int) -> int:
+    """Return the cycles of a cause that a change of the program may save.
+
+    Plans trade the exchange of products for computing. While it takes no longer, no change saves all of it: float16, or
+    twice as many rows and columns, halve it.
+
+    Args:
+        name: of the cause.
+        alone_cycles: cycles that vanish when it alone is removed.
+        computing_cycles: those of `COMPUTATION`.
+    """
+    is_balanced = name == OF_PRODUCTS and alone_cycles < computing_cycles
+    return alone_cycles // 2 if is_balanced else alone_cycles
 
 
 def _least_by_cause(cycles: Mapping[str, int], bound: Bound) -> Mapping[str, int]:
@@ -132,23 +154,16 @@ class _Totals:
 _Variant = tuple[tuple[str, ...], np.ndarray]  # causes, and the work of all steps without them
 
 
-def _variants(removals: Removals, totals: _Totals, origins: dict[str, Origin]) -> Iterator[_Variant]:
-    """Yield the work without each cause that the run has, then that of the waterfall; note origins of the causes."""
+def _each_alone(removals: Removals, totals: _Totals, origins: dict[str, Origin]) -> Iterator[_Variant]:
+    """Yield the work with all causes, then that without each that the run has; note origins of the causes."""
+    yield (), removals.without(())
     for cause in CAUSES:
         if not removals.is_of(cause):
             continue
         work = removals.without((cause,))
         if cause in (UNEQUAL_IPUS, WAITS) or not np.array_equal(work, removals.whole):
-            origins[cause] = _origin(removals, totals, work)
+            origins[cause] = _origin(removals, totals, work, cause)
             yield (cause,), work
-    for removed in _waterfall(list(origins)):
-        if len(removed) != 1:
-            yield removed, removals.without(removed)
-
-
-def _waterfall(present: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the causes that are removed together, from none to all."""
-    return [tuple(present[:n]) for n in range(len(present) + 1)]
 
 
 def _cycles(run: Run, removals: Removals, totals: _Totals, variants: Iterable[_Variant]) -> dict[tuple[str, ...], int]:
@@ -181,11 +196,16 @@ def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:
     return equal
 
 
-def _origin(removals: Removals, totals: _Totals, work: np.ndarray) -> Origin:
+def _origin(removals: Removals, totals: _Totals, work: np.ndarray, cause: str) -> Origin:
     """Return the origin of the steps that lose most cycles with the work that is left without a cause."""
-    saved = (removals.whole - work).sum(2).max(1) * totals.runs
-    by_origin: dict[Origin, int] = {}
-    for node, cycles in zip(removals.nodes, saved.tolist(), strict=True):
+    saved = removals.whole - work
+    latency = np.clip(saved[..., HOST_EXCHANGE], 0, removals.host_latency)  # of no transfer more than of the others
+    saved[..., HOST_EXCHANGE] -= latency
+    of_steps = saved.sum(2).max(1) * totals.runs
+    by_origin = {HOST_LATENCY: int(latency.max(1) @ totals.runs)}
+    for node, cycles in zip(removals.nodes, of_steps.tolist(), strict=True):
         if cycles > 0 and isinstance(node, Leaf):
-            by_origin[node.shown_origin] = by_origin.get(node.shown_origin, 0) + cycles
+            origin = removals.origin_in(node, cause)
+            by_origin[origin] = by_origin.get(origin, 0) + cycles
+    by_origin = {origin: cycles for origin, cycles in by_origin.items() if cycles > 0}
     return max(by_origin, key=lambda origin: by_origin[origin], default=Origin())

@@ -14,14 +14,19 @@ from ipujax.runtime.graph import NO_TILE, Codelet, ComputeSet, Graph, VertexGrou
 from ipujax.runtime.target import Target, issue_round_cycles
 
 
-def least_cycles(graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tiles: int) -> np.ndarray:
-    """Return the cycles of each tile for vertices of one element: work that is on a tile however it is spread.
+def cycles_of_small_vertices(
+    graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tiles: int, elements: int
+) -> np.ndarray:
+    """Return the cycles of each tile whose vertices have few elements in each field.
+
+    With one element: work that is on a tile however it is spread. Without any: to start the vertices.
 
     Args:
         graph: of the compute set.
         compute_set: with vertices on the tiles.
         first_ipu: the IPU of the first tile.
         num_tiles: number of tiles, all those with vertices.
+        elements: of each field, 0 or 1.
     """
     target = graph.target
     cycles = np.zeros(num_tiles, np.int64)
@@ -29,9 +34,9 @@ def least_cycles(graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tile
     for group in graph.groups[compute_set]:
         tiles = np.unique(group.tile[group.tile != NO_TILE]) - first_ipu * target.tiles_per_ipu
         if group.codelet.supervisor:
-            cycles[tiles] += _cycles_of_one_element(group, target)
+            cycles[tiles] += _cycles_of_vertex(group, elements, target)
         else:
-            of_workers.append((tiles, np.full(len(tiles), _cycles_of_one_element(group, target))))
+            of_workers.append((tiles, np.full(len(tiles), _cycles_of_vertex(group, elements, target))))
     if of_workers:
         tiles, each = (np.concatenate(parts) for parts in zip(*of_workers, strict=True))
         slowest = slowest_workers(tiles, each, num_tiles, target.worker_contexts)
@@ -40,45 +45,45 @@ def least_cycles(graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tile
 
 
 def cycles_of_ipus(
-    cycles: np.ndarray, least: np.ndarray, is_started: bool, is_equal: bool, target: Target
+    cycles: np.ndarray, starts: np.ndarray, least: np.ndarray, is_started: bool, is_equal: bool, target: Target
 ) -> np.ndarray:
     """Return the compute cycles of each IPU from those of its tiles, int64[num_ipus].
 
     Args:
         cycles: of each tile of whole IPUs.
-        least: those of them that stay on a tile however work is spread.
-        is_started: whether the vertices of each tile run without their least cycles.
+        starts: those of them that start vertices.
+        least: those of them that stay on a tile however work is spread, with those of `starts`.
+        is_started: whether vertices start in no time.
         is_equal: whether each tile has its least cycles and the mean of all others.
         target: tiles of an IPU.
     """
     of_tiles = cycles.reshape(-1, target.tiles_per_ipu)
-    first = np.minimum(of_tiles, least.reshape(of_tiles.shape))
-    further = of_tiles - first
+    start = np.minimum(of_tiles, starts.reshape(of_tiles.shape)) * is_started
     if not is_equal:
-        return np.asarray((further if is_started else of_tiles).max(1))
-    mean = np.ceil(further.mean(1)).astype(np.int64)
-    return mean if is_started else np.minimum(of_tiles.max(1), first.max(1) + mean)
+        return np.asarray((of_tiles - start).max(1))
+    first = np.minimum(of_tiles, least.reshape(of_tiles.shape))
+    mean = np.ceil((of_tiles - first).mean(1)).astype(np.int64)
+    return np.minimum((of_tiles - start).max(1), (first - start).max(1) + mean)
 
 
-def _cycles_of_one_element(group: VertexGroup, target: Target) -> int:
-    """Return the cycles of a vertex of a group, those of one worker or a tile, with one element in each field."""
+def _cycles_of_vertex(group: VertexGroup, elements: int, target: Target) -> int:
+    """Return the cycles of a vertex of a group, those of one worker or a tile, with 0 or 1 elements in each field."""
     codelet = group.codelet
     if codelet.costed_by != "arrays":  # code of a user, which need not know such blocks
         return 0
     ranks = tuple(sum(not dim.is_squeezed for dim in access.dims) for access in group.accesses)
-    return _cycles_of_ranks(codelet, ranks, len(group.grid), target)
+    return _cycles_of_ranks(codelet, ranks, len(group.grid), elements, target)
 
 
 @remembered
-def _cycles_of_ranks(codelet: Codelet, ranks: tuple[int, ...], grid_rank: int, target: Target) -> int:
-    one = np.ones((1,) * grid_rank, np.int64)
-    return int(whole_vertex_cycles(codelet, [(one,) * rank for rank in ranks], target, 1, 0).max())
+def _cycles_of_ranks(codelet: Codelet, ranks: tuple[int, ...], grid_rank: int, elements: int, target: Target) -> int:
+    length = np.full((1,) * grid_rank, elements, np.int64)
+    return int(whole_vertex_cycles(codelet, [(length,) * rank for rank in ranks], target, 1, 0).max())
 
 
-def is_of_scalars(graph: Graph, compute_set: ComputeSet) -> bool:
-    """Return whether all results of a compute set are single elements."""
-    groups = graph.groups[compute_set]
-    fields = (pair for group in groups for pair in zip(group.codelet.fields, group.accesses, strict=True))
+def is_of_scalars(group: VertexGroup) -> bool:
+    """Return whether all results of a vertex group are single elements."""
+    fields = zip(group.codelet.fields, group.accesses, strict=True)
     return all(access.tensor.size == 1 for field, access in fields if field.is_written)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ipujax.runtime.causes.compute_set_parts import cycles_of_ipus, is_of_scalars, least_cycles, products
+from ipujax.runtime.causes.compute_set_parts import cycles_of_ipus, cycles_of_small_vertices, is_of_scalars, products
 from ipujax.runtime.causes.variants import whole_work
 from ipujax.runtime.compile import Executable, graph_on
 from ipujax.runtime.cost import (
@@ -26,6 +26,7 @@ from ipujax.runtime.cost import (
 from ipujax.runtime.graph import (
     Call,
     Collective,
+    ComputeSet,
     Copy,
     CrossReplicaCopy,
     Execute,
@@ -38,11 +39,12 @@ from ipujax.runtime.graph import (
     RemoteOut,
     StreamIn,
     StreamOut,
+    VertexGroup,
     distinct,
     joining_streams,
     leaves,
 )
-from ipujax.runtime.tensor import dtype_name, is_key_dtype, pad_tiles
+from ipujax.runtime.tensor import Origin, dtype_name, is_key_dtype, pad_tiles
 from ipujax.runtime.tensor.roles import OPTIMISER_STATE, STATE, WEIGHTS
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
@@ -68,7 +70,7 @@ CAUSES = (
     *(BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
 )
 
-_OF_COMPUTE = (EMULATION, SLOW_PATHS, REARRANGEMENT, SYNCS, UNEQUAL_TILES)
+_OF_COMPUTE = (SINGLE_TILES, EMULATION, SLOW_PATHS, REARRANGEMENT, SYNCS, UNEQUAL_TILES)
 _KEPT = frozenset((WEIGHTS, OPTIMISER_STATE, STATE))  # roles of arguments that a later call takes as they return
 Flags = np.ndarray  # of steps, bool[steps]
 
@@ -142,8 +144,9 @@ class Removals:
             if np.count_nonzero(cost.vertices) != 1:
                 return False
             # Few elements, though not single ones, have their place on one tile: their supersteps are small.
-            least_cycles = self._least_cycles(cost).max()
-            return cost.compute_cycles.max() >= 2 * least_cycles or is_of_scalars(executable.graph, cost.compute_set)
+            _, least_cycles = self._cycles_of_small(cost)
+            groups = executable.graph.groups[cost.compute_set]
+            return cost.compute_cycles.max() >= 2 * least_cycles.max() or all(map(is_of_scalars, groups))
 
         tests: dict[str, Callable[[Program], bool]] = {
             HOST: is_host_transfer,
@@ -159,6 +162,16 @@ class Removals:
     def _of_other_causes(self) -> Flags:
         """The steps that are of a cause as a whole, and so not of those that other steps share."""
         return np.logical_or.reduce([self._steps_of[cause] for cause in (FALLBACKS, SINGLE_TILES, COLLECTIVES)])
+
+    @cached_property
+    def host_latency(self) -> np.ndarray:
+        """Cycles of each step for the latency of a host exchange, int64[steps, num_ipus]; its first transfer has it."""
+        executable = self.executable
+        target = executable.target
+        costs = (executable.costs[node] if isinstance(node, Leaf) else None for node in self.nodes)
+        none = np.zeros(target.num_ipus, np.int64)
+        rows = [cost.counts.latency_cycles(target) if isinstance(cost, StreamCost) else none for cost in costs]
+        return np.stack(rows)
 
     @cached_property
     def _returned(self) -> frozenset[HostStream]:
@@ -193,23 +206,24 @@ class Removals:
         return cycles
 
     def _compute_cycles(
-        self, is_native: bool, is_fast: bool, is_in_place: bool, is_started: bool, is_equal: bool
+        self, is_spread: bool, is_native: bool, is_fast: bool, is_in_place: bool, is_started: bool, is_equal: bool
     ) -> np.ndarray:
         """Return compute cycles, int64[steps, num_ipus].
 
         Args:
+            is_spread: whether steps on all tiles have no single elements to compute beside.
             is_native: whether all dtypes are computed natively.
             is_fast: whether no row takes a slow path.
             is_in_place: whether nothing is copied on its own tile.
-            is_started: whether the vertices of each tile run without their least cycles.
+            is_started: whether the vertices of each tile start in no time.
             is_equal: whether all tiles of an IPU work alike, each with its least cycles and the mean of all others.
         """
-        flags = is_native, is_fast, is_in_place, is_started, is_equal
+        flags = is_spread, is_native, is_fast, is_in_place, is_started, is_equal
         if not any(flags):
             return self.whole[..., COMPUTE]
         if flags in self._compute:
             return self._compute[flags]
-        costs = self._costs_of(is_native, is_fast)
+        costs = self._costs_of(is_spread, is_native, is_fast)
         target = self.executable.target
         rows_by_cost: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
         rows = []
@@ -220,7 +234,7 @@ class Removals:
                     cycles = _of_tiles(cost, is_in_place)
                     is_shared = not is_of_other
                     of_ipus = cycles_of_ipus(
-                        cycles, self._least_cycles(cost), is_started and is_shared, is_equal and is_shared, target
+                        cycles, *self._cycles_of_small(cost), is_started and is_shared, is_equal and is_shared, target
                     )
                     rows_by_cost[id(cost)] = pad_tiles(of_ipus, cost.first_ipu, target.num_ipus)
                 row = rows_by_cost[id(cost)]
@@ -233,19 +247,19 @@ class Removals:
         """Compute cycles that are known, by the arguments of `_compute_cycles`."""
         return {}
 
-    def _least_cycles(self, cost: ComputeSetCost | CopyCost) -> np.ndarray:
-        """Return the cycles of each tile for vertices of one element: work that is on a tile however it is spread."""
+    def _cycles_of_small(self, cost: ComputeSetCost | CopyCost) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cycles of each tile for vertices without elements, which start, and for those of one element."""
         if isinstance(cost, CopyCost):
-            return np.zeros_like(cost.copy_cycles)
-        if id(cost.vertices) not in self._least:  # by identity: equal compute sets share it
-            graph = self.executable.graph
-            least = least_cycles(graph, cost.compute_set, cost.first_ipu, len(cost.vertices))
-            self._least[id(cost.vertices)] = least
-        return self._least[id(cost.vertices)]
+            return np.zeros_like(cost.copy_cycles), np.zeros_like(cost.copy_cycles)
+        if id(cost.vertices) not in self._small:  # by identity: equal compute sets share it
+            vertices = self.executable.graph, cost.compute_set, cost.first_ipu, len(cost.vertices)
+            starts, least = (cycles_of_small_vertices(*vertices, elements) for elements in (0, 1))
+            self._small[id(cost.vertices)] = np.minimum(starts, least), least
+        return self._small[id(cost.vertices)]
 
     @cached_property
-    def _least(self) -> dict[int, np.ndarray]:
-        """Least cycles that are known, by the identity of the vertices."""
+    def _small(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Results of `_cycles_of_small` that are known, by the identity of the vertices."""
         return {}
 
     @cached_property
@@ -263,29 +277,47 @@ class Removals:
             rows.append(starts * target.exchange_startup_cycles)
         return np.stack(rows)
 
-    def _costs_of(self, is_native: bool, is_fast: bool) -> Mapping[Leaf, object]:
-        """Return the costs of leaves with native dtypes, each of as many words as now, or without slow paths."""
+    def _costs_of(self, is_spread: bool, is_native: bool, is_fast: bool) -> Mapping[Leaf, object]:
+        """Return the costs of leaves without single elements, with native dtypes, or without slow paths.
+
+        Native dtypes have as many words as now; single elements stay where a compute set has no others.
+        """
         executable = self.executable
         target = executable.target
         is_native = is_native and self.is_of(EMULATION)
         slow_rows = self._slow_rows if is_fast else frozenset()
-        if not is_native and not slow_rows:
+        remaining = self._groups_beside_scalars if is_spread else {}
+        if not is_native and not slow_rows and not remaining:
             return executable.costs
-        if (is_native, is_fast) not in self._costs:
+        key = is_spread, is_native, is_fast
+        if key not in self._costs:
             dtypes = target.native_dtypes | self._dtypes if is_native else target.native_dtypes
             graph = graph_on(executable.graph, replace(target, native_dtypes=dtypes))
+            graph.groups.update(remaining)
             # Rows that are as long with padding as without have no slow path, and no more elements.
             graph.notes.padded_rows.extend(PaddedRows(row, row, 0, 0) for row in slow_rows)
-            # Without slow paths, and in the same dtypes, a cost is as it is.
-            self._costs[is_native, is_fast] = {
-                leaf: _cost_on(graph, leaf, cost) if is_native or _slow_rows_of(cost) else cost
+            # Other costs are as they are.
+            self._costs[key] = {
+                leaf: _cost_on(graph, leaf, cost)
+                if is_native or (slow_rows and _slow_rows_of(cost)) or _compute_set_of(leaf) in remaining
+                else cost
                 for leaf, cost in executable.costs.items()
             }
-        return self._costs[is_native, is_fast]
+        return self._costs[key]
 
     @cached_property
-    def _costs(self) -> dict[tuple[bool, bool], Mapping[Leaf, object]]:
-        """Costs of leaves that are known, by whether dtypes are native and rows fast."""
+    def _groups_beside_scalars(self) -> Mapping[ComputeSet, list[VertexGroup]]:
+        """The vertex groups of compute sets without those that compute single elements beside others."""
+        remaining = {}
+        for compute_set, groups in self.executable.graph.groups.items():
+            others = [group for group in groups if not is_of_scalars(group)]
+            if 0 < len(others) < len(groups):
+                remaining[compute_set] = others
+        return remaining
+
+    @cached_property
+    def _costs(self) -> dict[tuple[bool, bool, bool], Mapping[Leaf, object]]:
+        """Costs of leaves that are known, by the arguments of `_costs_of`."""
         return {}
 
     @cached_property
@@ -298,6 +330,16 @@ class Removals:
         groups = (group for groups in self.executable.graph.groups.values() for group in groups)
         dtypes = {item.dtype for group in groups for item in group.codelet.fields}
         return frozenset(dtype_name(dtype) for dtype in dtypes if not is_key_dtype(dtype))
+
+    def origin_in(self, node: Leaf, cause: str) -> Origin:
+        """Return the origin of the work of a step that is of a cause."""
+        if cause == SINGLE_TILES and _compute_set_of(node) in self._groups_beside_scalars:
+            cost = self.executable.costs[node]
+            assert isinstance(cost, ComputeSetCost)
+            pairs = zip(self.executable.graph.groups[cost.compute_set], cost.active_by_group, strict=True)
+            single = {group.origin: cycles for group, cycles in pairs if is_of_scalars(group)}
+            return max(single, key=lambda origin: single[origin])
+        return node.shown_origin
 
     def is_of(self, cause: str) -> bool:
         """Return whether the program may have cycles of a cause; others need not be tried."""
@@ -317,6 +359,10 @@ def _slow_rows_of(cost: object) -> list[int]:
     if isinstance(cost, CopyCost):
         return [] if cost.slow_path is None else [cost.slow_path.row]
     return [reason.row for _, reason, _ in cost.slow_paths] if isinstance(cost, ComputeSetCost) else []
+
+
+def _compute_set_of(leaf: Leaf) -> ComputeSet | None:
+    return leaf.compute_set if isinstance(leaf, Execute) else None
 
 
 def _cost_on(graph: Graph, leaf: Leaf, cost: object) -> object:

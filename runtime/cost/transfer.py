@@ -68,6 +68,14 @@ class StreamCounts:
         cycles = np.where(ipu_bytes > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
         return np.asanyarray(cycles * (not self.is_resident))
 
+    def latency_cycles(self, target: Target) -> np.ndarray:
+        """Return the cycles of each IPU for the latency of a host exchange, int64[num_ipus].
+
+        Its first transfer has them for all: they are no more of this one than of those behind it.
+        """
+        begins = (self.ipu_bytes > 0) & ~self.earlier & (not self.is_resident and not self.is_streamed)
+        return np.asarray(begins * int(np.ceil(target.host_latency_seconds * target.clock_hz)), np.int64)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamCost:

@@ -36,6 +36,7 @@ from ipujax.runtime.graph.graph_notes import (
     UnmetBound as UnmetBound,
 )
 from ipujax.runtime.graph.leaf_nodes import (
+    HOST_LATENCY as HOST_LATENCY,
     Copy as Copy,
     CrossReplicaCopy as CrossReplicaCopy,
     Execute as Execute,

@@ -149,6 +149,10 @@ class CrossReplicaCopy(Leaf):
         return self.name
 
 
+# Of cycles that all transfers of a host exchange share, as if they were a step.
+HOST_LATENCY = Origin(path="latency of host exchanges", part=STREAMS)
+
+
 def _origin_or_stream(origin: Origin, stream: HostStream) -> Origin:
     # The front end makes transfers of arguments and results, which have no line of the user's.
     shown = Origin(path=f"host stream {stream.name}") if origin == Origin() else origin

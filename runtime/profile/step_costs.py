@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.compile import Cost, Executable
-from ipujax.runtime.cost import ComputeSetCost, block_shapes
+from ipujax.runtime.cost import ComputeSetCost, StreamCost, block_shapes
 from ipujax.runtime.files.figure_kinds import Large
 from ipujax.runtime.files.kinds import Integer, Map, Text
 from ipujax.runtime.graph import (
+    HOST_LATENCY,
     NO_TILE,
     Copy,
     CrossReplicaCopy,
@@ -49,6 +50,7 @@ from ipujax.runtime.tensor import (
     visible_layer,
 )
 from ipujax.runtime.timeline import PHASES, Timeline
+from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class _Table:
         """Add the runs of one step, divided among its shares."""
         rows = [self.sum_of(share.origin, share.name) for share in shares]
         weights = [share.weight for share in shares]
-        work = self.executable.steps[node].work
+        work = self._without_latency(node, runs)
         # One division a phase and IPU: each sum over rows stays exact, whatever the rounding.
         for ipu, phase in zip(*np.nonzero(work), strict=True):
             for row, cycles in zip(rows, divide(int(work[ipu, phase]) * runs, weights), strict=True):
@@ -221,6 +223,22 @@ class _Table:
             self._add_code(node, rows, shares)
         if isinstance(node, Execute):
             self._add_vertices(node, rows, shares, runs)
+
+    def _without_latency(self, node: Program, runs: int) -> np.ndarray:
+        """Return the work of a step; the latency of a host exchange goes to a row of its own, int64[num_ipus, phases].
+
+        The first transfer of an exchange has it, which may be a scalar: of no argument is it more than of the others.
+        """
+        work = self.executable.steps[node].work
+        cost = self.executable.costs[node] if isinstance(node, Leaf) else None
+        if not isinstance(cost, StreamCost):
+            return work
+        latency = np.zeros_like(work)
+        of_ipus = cost.counts.latency_cycles(self.executable.target)
+        latency[:, HOST_EXCHANGE] = np.minimum(of_ipus, work[:, HOST_EXCHANGE])
+        if runs and latency.any():
+            self.sum_of(HOST_LATENCY, "latency").work += latency * runs
+        return work - latency
 
     def _largest_read(self, node: Program) -> Variable | None:
         """Return the largest variable that a step reads; None where it reads none on tiles."""

@@ -36,6 +36,7 @@ from ipujax.runtime.report.verdict_text import causes
 from ipujax.runtime.report.xspace import xspace
 from ipujax.runtime.schema import saved_data
 from ipujax.runtime.signatures import checking_calls
+from ipujax.runtime.views import Verdict, verdict
 
 _FEW_ITEMS = 5  # at the peak
 _LEAST_HEIGHT = 100  # pixels of a page in a notebook
@@ -91,6 +92,15 @@ class Profile(Figures):
         """
         check_label("the label of profile.labelled", label)
         return self.replaced(identity=replace(self.identity, label=label))  # no figure depends on the label
+
+    @property
+    def verdict(self) -> Verdict:
+        """The cause whose removal saves most, as in the summary, on the page and in tables of programs.
+
+        Raises:
+            ProfileError: a trip count is data.
+        """
+        return verdict(self)
 
     def _repr_html_(self) -> str:
         """Return a short table, which notebooks show; `to_html` writes the page."""

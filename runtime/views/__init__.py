@@ -24,7 +24,6 @@ from ipujax.runtime.views.part_views import (
 from ipujax.runtime.views.source_view import SourceFile as SourceFile, source_view as source_view
 from ipujax.runtime.views.trace_view import TraceView as TraceView, trace_view as trace_view
 from ipujax.runtime.views.verdict import (
-    REMEDIES as REMEDIES,
     Verdict as Verdict,
     certainty as certainty,
     tried_changes as tried_changes,

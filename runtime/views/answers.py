@@ -1,6 +1,6 @@
 """Answers to the first questions about a profile, in sentences with numbers.
 
-Input: `Figures`. Output: an `Answer` for each question: the operation that limits the model, the fullest tile and its
+Input: `Figures`. Output: an `Answer` for each question: the costliest operation, the fullest tile and its
 contents, the IPU that waits longest, and the line of source to change. `subject` and `share` repeat the sentence as
 values, so that tests can check them.
 Limits: hints are rules of thumb, see `hints`; no change is compiled (`ipu.advise` does that).
@@ -49,7 +49,7 @@ def _reply(question: str, answer: Callable[[Figures], Answer], profile: Figures)
         return Answer(question, f"Not known: {error.what}.", error.hint or "")
 
 
-LIMITS = "Which operation limits this model?"
+MOST = "Which operation takes most?"
 FULLEST = "Which tile is fullest, and with what?"
 WAITS = "Where does an IPU wait?"
 LINE = "Which line should change?"
@@ -63,11 +63,11 @@ _SMALL_SHARE = 0.02  # of a run: a smaller part is not worth a change
 _PARTS = np.array([0, 1, 1, 2])  # of filling, steady and draining, by position in `WAIT_CAUSES`
 
 
-def limiting_operation(profile: Figures) -> Answer:
+def costliest_operation(profile: Figures) -> Answer:
     """Name the operation with most busy cycles, its rate and the bound of exchange."""
     rows = operation_rows(profile)
     if not rows or not rows[0].cycles:
-        return Answer(LIMITS, "Nothing takes time.")
+        return Answer(MOST, "Nothing takes time.")
     top = rows[0]
     cycles = profile.busy_cycles
     share = top.cycles / max(1, cycles)
@@ -81,7 +81,7 @@ def limiting_operation(profile: Figures) -> Answer:
         text += f" It moves {size(top.moved_bytes)} and computes nothing."
     text += _repeated_operation(rows, top, cycles)
     hint = hints(TIME_HINTS, part_situation(profile, [top], top.phase))
-    return Answer(LIMITS, text, hint, top.name, share, "operations")
+    return Answer(MOST, text, hint, top.name, share, "operations")
 
 
 def _repeated_operation(rows: Sequence[OperationRow], top: OperationRow, total: int) -> str:
@@ -266,7 +266,7 @@ def _runs(runs: int | None) -> str:
 
 
 QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
-    LIMITS: limiting_operation,
+    MOST: costliest_operation,
     LAYER: layer_answer,
     STAGE: stage_answer,
     LINE: line_to_change,

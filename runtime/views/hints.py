@@ -24,7 +24,9 @@ from ipujax.runtime.tensor.roles import (
 from ipujax.runtime.views.situation import Situation
 
 _FEW_TILES = 0.05  # tile balance
-_UNEVEN = 0.6  # tile balance
+EVEN_SHARE = 0.5  # tile balance: equal parts, of which each tile has one at least, make no less
+_UNEVEN = 0.8  # tile balance
+_SPREAD = 0.6  # tile balance
 _NEAR_PEAK = 0.5  # share of the peak
 _CROWDED = 0.75  # of a tile; less is no reason to change a program
 _MAJORITY = 0.5  # of the live bytes
@@ -49,7 +51,11 @@ def _computes(at: Situation) -> bool:
 
 
 def _is_spread(at: Situation) -> bool:
-    return _computes(at) and at.tile_balance >= _UNEVEN
+    return _computes(at) and at.tile_balance >= _SPREAD
+
+
+def _is_schedule(at: Situation) -> bool:
+    return _computes(at) and at.tile_balance < _FEW_TILES and at.has_backward and not at.multiplies
 
 
 def _is_dense(at: Situation) -> bool:
@@ -75,15 +81,16 @@ TIME_HINTS = {
     "schedule": Hint(
         "compute scalars (learning-rate schedules, counters) on the host, or once for many steps: it computes on few "
         "tiles, and the others wait",
-        lambda at: _computes(at) and at.tile_balance < _FEW_TILES and at.has_backward and not at.multiplies,
+        _is_schedule,
     ),
     "few tiles": Hint(
-        "more elements at once, as with a larger batch: it computes on few tiles, and the others wait",
-        lambda at: _computes(at) and at.tile_balance < _FEW_TILES and (at.multiplies or not at.has_backward),
+        "more elements, or several such operations at once (jax.vmap, a larger batch): it computes on few tiles, and "
+        "the others wait",
+        lambda at: _computes(at) and at.tile_balance < EVEN_SHARE and not (_is_schedule(at) or at.splits_batches),
     ),
     "uneven": Hint(
         "sizes that divide evenly over tiles: they compute in {tile_balance:.0%} of its compute time",
-        lambda at: _computes(at) and _FEW_TILES <= at.tile_balance < _UNEVEN and not at.splits_batches,
+        lambda at: _computes(at) and EVEN_SHARE <= at.tile_balance < _UNEVEN and not at.splits_batches,
     ),
     "micro-batches": Hint(
         "fewer, larger micro-batches: it cuts them for the stages and stores what is handed on",

@@ -8,9 +8,10 @@ more or less.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from ipujax.runtime.causes import COMPUTATION, Cause
+from ipujax.runtime.causes import COMPUTATION, Cause, removable_cycles
 from ipujax.runtime.causes.removals import (
     BETWEEN_IPUS,
     BETWEEN_TILES,
@@ -29,19 +30,18 @@ from ipujax.runtime.causes.removals import (
     UNEQUAL_TILES,
     WAITS,
 )
+from ipujax.runtime.graph import HOST_LATENCY
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.profile.text import energy, share
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.views.hints import SEVERAL_BATCHES
+from ipujax.runtime.views.hints import EVEN_SHARE, SEVERAL_BATCHES
 from ipujax.runtime.views.situation import program_situation
 
 _NUM_CAUSES = 3
 _SMALL_SHARE = 0.03  # of a run: what a smaller cause takes is no reason to change a program
 
-REMEDIES: dict[str, str] = {
+_REMEDIES: dict[str, str] = {
     RETURNED: "donate the arguments that come back changed, donate_argnums= of ipu.jit: they stay on the tiles",
-    HOST: "a larger batch; Options(io_tiles=…), so that transfers overlap computing; arrays that no call changes as "
-    "constants that the function closes over; donate_argnums= for arguments of which the next call takes the results",
     STREAMING: "fewer offload_argnums, or Options(io_tiles=…), so that loads overlap computing",
     FALLBACKS: "another formulation of the operation, or several at once with jax.vmap, each on its own tile",
     SINGLE_TILES: "scalars and short chains of steps on the host, or once for many steps; jax.vmap over small problems",
@@ -56,8 +56,17 @@ REMEDIES: dict[str, str] = {
     OF_PRODUCTS: "larger products, as of a larger batch, which share more of their operands; float16",
     REARRANGEMENT: "sizes that are multiples of eight, dimensions in one order from operation to operation",
     SYNCS: "fewer, larger operations: a larger batch, or layers that are computed at once",
-    UNEQUAL_TILES: "sizes that divide evenly over tiles, or more elements at once",
 }
+
+_OF_LATENCY = f"{SEVERAL_BATCHES}, which have it once; a larger batch"
+_OF_RESULTS = (
+    "results that the next call takes, in the place of donated arguments (donate_argnums=); fewer or smaller ones, as "
+    "sums in place of all terms; Options(io_tiles=…), so that transfers overlap computing"
+)
+_OF_ARGUMENTS = (
+    "donate_argnums=, if the next call takes the result; if no call changes it, a constant that the function closes "
+    "over, or offload_argnums=, which loads no more than the rows that are read; a larger batch, or several a call"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +75,16 @@ class Verdict:
 
     Args:
         sentence: the cause whose removal saves most, with cycles, share and line; or that no cause is worth a change.
-        causes: those whose removal saves most, at most three, most first; none below 3 % of the run, and the exchange
-            of products, which plans trade for computing, only where it takes longer than that.
+        limit: that cause; None if none takes 3 % of the run. The exchange of products, which plans trade for computing,
+            counts by half unless it takes longer than that, see `removable_cycles`.
+        causes: those that promise most, at most three, most first; without the exchange of products where it counts by
+            half.
         remedies: what to try against each of them; not tried.
         bound: the least cycles of any plan, and how much of the run is beyond.
     """
 
     sentence: str
+    limit: Cause | None
     causes: tuple[Cause, ...]
     remedies: tuple[str, ...]
     bound: str
@@ -85,29 +97,51 @@ def verdict(profile: Figures) -> Verdict:
         ProfileError: a trip count is data.
     """
     total = profile.cycles
-    rows = {each.name: each for each in profile.causes}
-    computing_cycles = rows.pop(COMPUTATION).cycles
-    threshold_cycles = {name: _SMALL_SHARE * total for name in rows} | {
-        OF_PRODUCTS: max(_SMALL_SHARE * total, computing_cycles)
-    }
-    worth = [
-        each for each in rows.values() if each.alone_cycles > 0 and each.alone_cycles >= threshold_cycles[each.name]
-    ]
-    causes = tuple(sorted(worth, key=lambda each: -each.alone_cycles)[:_NUM_CAUSES])
-    if not causes:
-        planned = rows[OF_PRODUCTS].alone_cycles if OF_PRODUCTS in rows else 0
-        return Verdict(_no_cause(planned, total), (), (), _bound(profile))
-    remedies = tuple(_remedy(each.name, profile) for each in causes)
-    return Verdict(_sentence(causes[0], total), causes, remedies, _bound(profile))
+    computing_cycles = next(each.cycles for each in profile.causes if each.name == COMPUTATION)
+    threshold = max(1.0, _SMALL_SHARE * total)
+    others = [each for each in profile.causes if each.name != COMPUTATION]  # that a change saves most of first
+    saved = [removable_cycles(each.name, each.alone_cycles, computing_cycles) for each in others]
+    worth = [each for each, cycles in zip(others, saved, strict=True) if cycles >= threshold]
+    promising = [each for each, cycles in zip(others, saved, strict=True) if each.alone_cycles == cycles >= threshold]
+    causes = tuple(promising[:_NUM_CAUSES])
+    remedies = tuple(remedy(each, profile) for each in causes)
+    limit = worth[0] if worth else None
+    return Verdict(_sentence(limit, limit in causes, total), limit, causes, remedies, _bound(profile))
 
 
-def _remedy(cause: str, profile: Figures) -> str:
-    """Return what to try against a cause: several batches a call first where no loop has them."""
-    situation = program_situation(profile)
-    is_of_calls = cause == HOST and not situation.has_loop
-    remedy = f"{SEVERAL_BATCHES}; {REMEDIES[cause]}" if is_of_calls else REMEDIES[cause]
+def remedy(cause: Cause, profile: Figures) -> str:
+    """Return what to try against a cause, by what has most of its cycles."""
+    text = _remedy_of_host(cause, profile) if cause.name == HOST else _REMEDIES.get(cause.name, "")
+    if cause.name == SLOW_PATHS and profile.slow_paths:
+        text += f" ({'; '.join(dict.fromkeys(str(each.reason) for each in profile.slow_paths))})"
+    if cause.name == UNEQUAL_TILES:
+        text = _remedy_of_tiles(_tile_balance(cause.origin, profile), profile.target.tiles_per_ipu)
     # Many remedies, as a larger batch, need memory.
-    return remedy if situation.fits else f"once the program fits: {remedy}"
+    return text if program_situation(profile).fits else f"once the program fits: {text}"
+
+
+def _remedy_of_host(cause: Cause, profile: Figures) -> str:
+    if cause.origin == HOST_LATENCY:
+        return "a larger batch" if program_situation(profile).has_loop else _OF_LATENCY
+    return _OF_RESULTS if re.fullmatch(r"host stream out\d+", cause.origin.path) else _OF_ARGUMENTS
+
+
+def _remedy_of_tiles(balance: float, tiles: int) -> str:
+    if balance >= EVEN_SHARE:
+        return f"sizes that divide evenly over {tiles:,} tiles, or many more elements at once"
+    return (
+        "more elements, or several such operations at once (jax.vmap, a larger batch): its work fills "
+        f"{100 * balance:.2g} % of the tiles, and the others wait"
+    )
+
+
+def _tile_balance(origin: Origin, profile: Figures) -> float:
+    """Return the mean share of the compute phases at an origin in which a tile computes; of all, if none is known."""
+    computing = [row for row in profile.step_costs if row.tile_balance is not None and row.phases.get("compute")]
+    rows = [row for row in computing if row.origin == origin] or computing
+    cycles = [row.phases["compute"] for row in rows]
+    busy = sum(each * (row.tile_balance or 0.0) for each, row in zip(cycles, rows, strict=True))
+    return busy / sum(cycles) if rows else 1.0
 
 
 def tried_changes(profile: Figures) -> list[tuple[str, str]]:
@@ -129,14 +163,6 @@ def tried_changes(profile: Figures) -> list[tuple[str, str]]:
     return rows
 
 
-def _no_cause(product_cycles: int, total: int) -> str:
-    """Say that a run computes, and which part of it exchanges the operands of products."""
-    if product_cycles < _SMALL_SHARE * total:
-        return "No cause takes 3 % of the run: it computes, on all tiles alike."
-    planned = f"but the exchange of products, {share(product_cycles, total).strip()}, which their plans choose"
-    return f"No cause takes 3 % of the run {planned}: it computes, on all tiles alike."
-
-
 def _bound(profile: Figures) -> str:
     """Say how far a program is from the least cycles of any plan, and of its own supersteps."""
     bound = profile.bound
@@ -146,11 +172,16 @@ def _bound(profile: Figures) -> str:
     return f"Bound: {least}; {own_sentence}."
 
 
-def _sentence(cause: Cause, total: int) -> str:
-    where = f", most at {cause.origin}" if cause.origin != Origin() else ""
-    rest = f"{total - cause.alone_cycles:,} of {total:,} cycles"
+def _sentence(cause: Cause | None, is_promising: bool, total: int) -> str:
+    if cause is None:
+        return "No cause takes 3 % of the run: it computes, on all tiles alike."
+    of_most = f", most in the {cause.origin}" if cause.origin == HOST_LATENCY else f", most at {cause.origin}"
+    where = "" if cause.origin == Origin() else of_most
     name = cause.name[0].upper() + cause.name[1:]
-    return f"{name}: {share(cause.alone_cycles, total).strip()} of the run{where}. Without, it takes {rest}."
+    named = f"{name}: {share(cause.alone_cycles, total).strip()} of the run{where}"
+    if not is_promising:
+        return f"{named}. Plans trade it for computing: float16, or products of twice the rows and columns, halve it."
+    return f"{named}. Without, it takes {total - cause.alone_cycles:,} of {total:,} cycles."
 
 
 _WIDEST = 2  # uncertainties that are named

@@ -215,6 +215,30 @@ def test_dimensions_that_do_not_divide_are_refused_in_the_words_of_jax(fun: Any,
         on_four(fun, np.ones(6, np.float32), **settings)
 
 
+def test_unequal_blocks_are_refused_by_argument_shape_axis_and_remedy():
+    def scaled(scale: Any, batch: Any) -> Any:
+        return scale * batch["x"]
+
+    with pytest.raises(ArgumentError) as caught:
+        on_four(
+            scaled, np.float32(2), {"x": np.ones((6, 8), np.float32)}, in_shardings=(None, NamedSharding(AUTO, P("x")))
+        )
+    text = str(caught.value)
+    for part in (
+        "argument batch['x'] of scaled",
+        "shape (6, 8)",
+        "mesh axis 'x' (4)",
+        "8 elements there, as of jnp.pad",
+    ):
+        assert part in text
+
+
+def test_unequal_blocks_of_a_function_of_jax_jit_inside_are_refused():
+    inner = jax.jit(jnp.sin, in_shardings=NamedSharding(AUTO, P("x")))
+    with pytest.raises(ArgumentError, match=r"calls a function of jax.jit .* dimension 0 should be divisible by 4"):
+        on_four(lambda x: inner(x) * 2, np.ones(6, np.float32))
+
+
 @pytest.mark.parametrize("setting", ["in_shardings", "out_shardings"])
 def test_shardings_have_no_more_dimensions_than_their_array(setting: str):
     with pytest.raises(ArgumentError, match="has fewer dimensions than its sharding"):

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.runtime.causes import COMPUTATION, Cause
+from ipujax.runtime.causes import COMPUTATION, Cause, removable_cycles
 from ipujax.runtime.causes.removals import CAUSES
 from ipujax.runtime.views import verdict
 
@@ -72,7 +72,11 @@ def test_the_waterfall_adds_up_to_the_cycles(name: str) -> None:
     figures = PROGRAMS[name]()
     assert sum(cause.cycles for cause in figures.causes) == figures.cycles
     names = [cause.name for cause in figures.causes]
-    assert names == [name for name in (*CAUSES, COMPUTATION) if name in names]
+    assert set(names) <= {*CAUSES, COMPUTATION} and names[-1] == COMPUTATION
+    computing_cycles = figures.causes[-1].cycles
+    saved = [removable_cycles(cause.name, cause.alone_cycles, computing_cycles) for cause in figures.causes[:-1]]
+    assert saved == sorted(saved, reverse=True)
+    assert figures.causes[0].cycles == figures.causes[0].alone_cycles  # the longest part is as long as is promised
     assert all(cause.alone_cycles <= figures.cycles for cause in figures.causes)
 
 
@@ -127,6 +131,27 @@ def test_scalars_on_one_tile() -> None:
 
     figures = profile(schedule, array(64), array(), donate_argnums=(0, 1))
     assert verdict(figures).sentence.startswith("Steps on a single tile")
+
+
+def test_a_scalar_that_is_computed_beside_an_array() -> None:
+    def schedule(x: Any, step: Any) -> Any:
+        y = jnp.tanh(x)
+        return y, jnp.cos(step)
+
+    figures = profile(schedule, array(TILES * 64), array(), donate_argnums=(0, 1))
+    assert len(figures.executable.graph.groups) == 1  # one compute set has both
+    cause = by_name(figures)["steps on a single tile"]
+    with_less = profile(lambda x, step: (jnp.tanh(x), -step), array(TILES * 64), array(), donate_argnums=(0, 1))
+    assert cause.alone_cycles == pytest.approx(figures.cycles - with_less.cycles, rel=0.02)
+    assert [operation.origin.line for operation in figures.operations() if "cos" in operation.names] == [
+        cause.origin.line
+    ]
+
+
+def test_the_start_of_a_superstep_has_no_work_of_an_element() -> None:
+    figures = profile(lambda x: jnp.cos(x), array(TILES), donate_argnums=0)  # an element on each tile
+    cycles = by_name(figures)
+    assert cycles[COMPUTATION].cycles > 10 * cycles["sync and start of supersteps"].cycles
 
 
 def test_emulated_dtypes() -> None:
@@ -203,3 +228,39 @@ def test_the_page_and_the_summary_begin_with_the_verdict(tmp_path: Any) -> None:
     text = figures.summary()
     assert text.index(result.sentence) < text.index("What limits this program")
     assert all(remedy in text and remedy in page.replace("&#x27;", "'") for remedy in result.remedies)
+
+
+def test_the_exchange_of_products_is_named_where_it_saves_most() -> None:
+    def repeated(x: Any, w: Any) -> Any:
+        return lax.fori_loop(0, 20, lambda _, x: jnp.tanh(x @ w), x), w
+
+    device = ipu.IPUModel(tiles_per_ipu=512)
+    figures = ipu.jit(repeated, device=device, donate_argnums=(0, 1)).profile(array(512, 512), array(512, 512))
+    result = figures.verdict
+    assert result.limit == figures.causes[0] and figures.causes[0].name == "exchange of products"
+    assert result.sentence.startswith("Exchange of products: ")
+    assert result.limit not in result.causes  # plans trade it for computing, so it promises nothing
+
+
+def test_latency_of_the_host_is_of_no_argument() -> None:
+    figures = profile(lambda scale, x: jnp.tanh(x).sum(0) * scale, array(), array(64, 64))
+    rows = {row.name: row.cycles for row in figures.step_costs if row.cycles}
+    latency_cycles = figures.target.host_latency_seconds * figures.target.clock_hz
+    assert rows["latency"] == pytest.approx(2 * latency_cycles, abs=2)  # one in, one out
+    assert rows.get("scale", 0) < 10 < rows["x"]
+    limit = figures.verdict.limit
+    assert limit is not None and str(limit.origin) == "latency of host exchanges"
+    assert "several batches a call" in figures.verdict.remedies[0]
+    larger = profile(lambda scale, x: jnp.tanh(x).sum() * scale, array(), array(1024, 1024)).verdict
+    assert larger.limit is not None and str(larger.limit.origin) == "host stream x"
+    assert "constant" in larger.remedies[0]
+
+
+def test_remedies_against_unequal_tiles_are_those_of_their_reason() -> None:
+    """A sort of few elements has its work on few tiles; rows that do not divide leave at most half of them idle."""
+    few = ipu.jit(jnp.sort, device=ipu.IPUModel(), donate_argnums=0).profile(array(4096)).verdict
+    assert few.causes[0].name == "unequal work of tiles" and "jax.vmap" in few.remedies[0]
+    assert "divide" not in few.remedies[0]
+    uneven = profile(lambda x: jax.nn.softmax(jnp.sin(x)), array(TILES + 1, 4096), donate_argnums=0).verdict
+    remedies = {cause.name: remedy for cause, remedy in zip(uneven.causes, uneven.remedies, strict=True)}
+    assert "divide evenly" in remedies["unequal work of tiles"]

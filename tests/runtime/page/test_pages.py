@@ -117,7 +117,7 @@ def test_a_page_holds_every_section_and_needs_no_network(name, tmp_path):
     assert all(link.startswith("#") and unquote(link[1:]) in addresses_of(text) for link in page.links)
     assert "Not known" not in page.text
     several = ("IPU wait",) if profile.num_ipus > 1 else ()
-    for question in ("limits this model", "line should change", "tile is fullest", *several):
+    for question in ("operation takes most", "line should change", "tile is fullest", *several):
         assert question in page.text
     assert text.count(">Show</a>") == text.count(">Show<")  # none leads nowhere
 
