@@ -61,6 +61,7 @@ class FunctionCompiler:
         one_replica: the function of one replica as JAX computes it.
         plain: the function as JAX computes it: with the results of all replicas, if it has any.
         unused_settings: warnings of IPUs and options that the function does not use.
+        has_lowered: whether a program was lowered.
     """
 
     def __init__(self, user: UserFunction) -> None:
@@ -69,6 +70,7 @@ class FunctionCompiler:
         self.one_replica = user.jitted(lambda *args, **kwargs: inside_function(user.fun)(*args, **kwargs))
         self.plain = self.one_replica if user.replication is None else self._all_replicas(user.replication)
         self.unused_settings = UnusedSettings(user.name)
+        self.has_lowered = False
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
@@ -223,6 +225,7 @@ class FunctionCompiler:
             unused = lowered.call_program.unused_options
             self.unused_settings.check_options([*unused, *on_chip, *self.user.shardings.without_effect])
             programs.setdefault(key, lowered)
+            self.has_lowered = True
         return programs[key]
 
     def _plan(self, device: IPUModel, traced: Traced) -> LoweringPlan:

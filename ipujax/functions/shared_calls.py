@@ -6,8 +6,9 @@ Functions and settings without a hash share nothing.
 
 Input: a function and settings. Output: the calls of both.
 Limits: of each function the programs of the last `MOST_SETTINGS` settings are kept, apart from those of functions of
-`ipu.jit` that are alive. After names of ipujax were replaced all programs are new. The names are compared after each
-lowering, but in a loop that only finds functions at most a twentieth of its time.
+`ipu.jit` that are alive. After names of ipujax were replaced all programs are new. The names are compared before each
+lowering, and after it where a function is found again, but in a loop that only finds functions at most a twentieth of
+its time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class SharedCalls:
         if not _can_be_found(fun, key):
             return _new_calls(fun, settings), fun
         with self._lock:
-            self._drop_programs_of_replaced_names()
+            if fun in self._by_function:  # names are compared before a new one is lowered
+                self._drop_programs_of_replaced_names()
             by_settings = self._by_function.setdefault(fun, OrderedDict())
             calls = by_settings.get(key)
             function = None if calls is None else calls.compiler.user.reference()
@@ -64,6 +66,13 @@ class SharedCalls:
         """Drop all calls but those that functions of `ipu.jit` hold."""
         with self._lock:
             self._by_function.clear()
+
+    def drop_programs(self) -> None:
+        """Drop the calls that have programs, but not those of which the first is being lowered."""
+        with self._lock:
+            for by_settings in self._by_function.values():
+                for key in [key for key, calls in by_settings.items() if calls.compiler.has_lowered]:
+                    del by_settings[key]
 
     def _drop_programs_of_replaced_names(self) -> None:
         start_seconds = time.monotonic()
@@ -85,4 +94,4 @@ def _can_be_found(fun: Function, key: Hashable) -> bool:
 
 
 SHARED_CALLS = SharedCalls()
-clear_with_caches(SHARED_CALLS.clear)
+clear_with_caches(SHARED_CALLS.drop_programs)

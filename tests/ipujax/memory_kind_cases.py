@@ -41,7 +41,7 @@ def get(tree: Any) -> Any:
 
 def array(*shape: int, seed: int = 0) -> jax.Array:
     """Numbers that differ for each shape and seed."""
-    return jnp.asarray(np.random.default_rng([*shape, seed]).normal(size=shape) / 2, jnp.float32)
+    return jax.device_put((np.random.default_rng([*shape, seed]).normal(size=shape) / 2).astype(np.float32))
 
 
 def held(*shape: int, seed: int = 0) -> jax.Array:

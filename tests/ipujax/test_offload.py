@@ -32,7 +32,7 @@ ADAM = optax.adam(0.01)
 
 def array(*shape: int, seed: int = 0) -> jax.Array:
     """Numbers that differ for each shape and seed."""
-    return jnp.asarray(np.random.default_rng([*shape, seed]).normal(size=shape) / 2, jnp.float32)
+    return jax.device_put((np.random.default_rng([*shape, seed]).normal(size=shape) / 2).astype(np.float32))
 
 
 def device(num_ipus: int = 1, **changes: Any) -> ipu.IPUModel:
@@ -94,7 +94,7 @@ gradients = jax.value_and_grad(loss)
 one_stage = jax.value_and_grad(partial(loss, stage=no_stage))
 mean = partial(lax.pmean, axis_name="replica")
 SHARDED = ipu.optim.shard(ADAM, replicas=2, min_elements=8)
-SHARD_SPECS = ipu.optim.shard_specs(SHARDED.init(LAYERS))
+SHARD_SPECS = ipu.optim.shard_specs(jax.eval_shape(SHARDED.init, LAYERS))
 
 
 @dataclass(frozen=True)

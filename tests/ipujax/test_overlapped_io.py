@@ -24,7 +24,7 @@ WIDTH = 32
 
 
 def array(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 4, jnp.float32)
+    return jax.device_put((np.random.default_rng(seed).normal(size=shape) / 4).astype(np.float32))
 
 
 def epoch(w: jax.Array, batches: jax.Array) -> Any:
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "epoch": (epoch, (W, XS)),
     "backwards": (backwards, (W, XS)),
     "layers": (layers, (array(4, WIDTH, WIDTH), X)),
-    "update": (update, (W, W * 0, X)),
+    "update": (update, (W, jax.device_put(np.zeros((WIDTH, WIDTH), np.float32)), X)),
     "no loads": (lambda: jnp.arange(64.0).reshape(8, 8) * 2, ()),
 }
 

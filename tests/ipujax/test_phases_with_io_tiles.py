@@ -29,7 +29,7 @@ Function = Callable[..., Any]
 
 
 def array(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng([*shape, seed]).normal(size=shape) / 4, jnp.float32)
+    return jax.device_put((np.random.default_rng([*shape, seed]).normal(size=shape) / 4).astype(np.float32))
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ WS = [array(WIDTH, WIDTH, seed=n) for n in range(5)]
 STACKS = [array(3, WIDTH, WIDTH, seed=n) for n in range(3)]
 TABLE = array(40, WIDTH)
 X = array(8, WIDTH)
-IDS = jnp.arange(8) * 3
+IDS = jax.device_put(np.arange(0, 24, 3, np.int32))
 FORWARD: dict[str, tuple[Function, Any, jax.Array]] = {
     "layers": (layers, WS, X),
     "read later": (read_later, WS, X),

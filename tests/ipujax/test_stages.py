@@ -269,7 +269,7 @@ WHOLLY_OF_LIBRARIES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "softmax": (jax.nn.softmax, (X,)),
     "sort": (jnp.sort, (X,)),
     "gradient": (jax.grad(jax.nn.logsumexp), (X,)),
-    "inverse": (jnp.linalg.inv, (jnp.eye(3) + 1,)),
+    "inverse": (jnp.linalg.inv, (np.eye(3, dtype=np.float32) + 1,)),
     "optimizer": (optax.adam(0.1).update, (X, optax.adam(0.1).init(X))),
 }
 

@@ -32,8 +32,8 @@ from tests.sealed_parts import put_together, section, taken_apart
 
 LAYERS = 4
 WIDTH = 24
-X = jnp.ones((16, WIDTH))
-WEIGHTS = [jnp.eye(WIDTH) * (n + 1) for n in range(LAYERS)]
+X = jax.device_put(np.ones((16, WIDTH), np.float32))
+WEIGHTS = [jax.device_put(np.eye(WIDTH, dtype=np.float32) * (n + 1)) for n in range(LAYERS)]
 
 
 def loss(weights: list[jax.Array], x: jax.Array, changed: int | None) -> jax.Array:

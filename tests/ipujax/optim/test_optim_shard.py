@@ -25,13 +25,13 @@ SAME = P()
 SPLIT = P("replica")
 # 35 and 21 elements, which 4 does not divide; 7 and 1, which stay whole.
 PARAMS = {
-    "w": jnp.asarray(RNG.normal(size=(5, 7)), jnp.float32),
-    "b": jnp.zeros(7),
-    "v": jnp.asarray(RNG.normal(size=(7, 3)), jnp.float32),
+    "w": jax.device_put(RNG.normal(size=(5, 7)).astype(np.float32)),
+    "b": jax.device_put(np.zeros(7, np.float32)),
+    "v": jax.device_put(RNG.normal(size=(7, 3)).astype(np.float32)),
     "s": jnp.float32(1.0),
 }
-X = jnp.asarray(RNG.normal(size=(STEPS, BATCH, 5)), jnp.float32)
-Y = jnp.asarray(RNG.normal(size=(STEPS, BATCH, 3)), jnp.float32)
+X = jax.device_put(RNG.normal(size=(STEPS, BATCH, 5)).astype(np.float32))
+Y = jax.device_put(RNG.normal(size=(STEPS, BATCH, 3)).astype(np.float32))
 
 
 def loss_of(params: Any, batch: Any) -> jax.Array:
@@ -136,7 +136,7 @@ def test_the_machine_computes_the_same() -> None:
     optimizer = shard(chain, replicas=2)
     state = optimizer.init(params)
     specs = ipu.optim.shard_specs(state)
-    grads = jax.tree.map(lambda p: jnp.asarray(RNG.normal(size=(2, *p.shape)), jnp.float32), params)
+    grads = jax.tree.map(lambda p: jax.device_put(RNG.normal(size=(2, *p.shape)).astype(np.float32)), params)
 
     def update(params: Any, state: Any, grads: Any) -> Any:
         return optimizer.update(jax.tree.map(lambda g: g[0], grads), state, params)
@@ -183,7 +183,7 @@ def test_sums_and_gradients_that_are_the_same_already() -> None:
 
         return ipu.jit(first, device=ipu.CPU(), replicas=REPLICAS, in_specs=SPLIT, out_specs=SAME)(grads)
 
-    grads = jax.tree.map(lambda p: jnp.asarray(RNG.normal(size=(REPLICAS, *p.shape)), jnp.float32), PARAMS)
+    grads = jax.tree.map(lambda p: jax.device_put(RNG.normal(size=(REPLICAS, *p.shape)).astype(np.float32)), PARAMS)
 
     def own(grads: Any) -> Any:
         return jax.tree.map(lambda g: g[0], grads)

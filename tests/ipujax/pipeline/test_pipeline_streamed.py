@@ -27,7 +27,7 @@ gradients = jax.value_and_grad
 
 
 def array(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng([*shape, seed]).normal(size=shape) / 2, jnp.float32)
+    return jax.device_put((np.random.default_rng([*shape, seed]).normal(size=shape) / 2).astype(np.float32))
 
 
 def one_stage(number: int) -> Any:

@@ -18,10 +18,10 @@ from ipujax.plan_search.search_plan import traced_step
 from ipujax.plan_search.serial_parts import in_parts, large_value
 from ipujax.runtime.target import preset
 
-KEYS = jax.random.split(jax.random.key(0), 3)
-TABLE = jax.random.normal(KEYS[0], (96, 16))
-X = jax.random.normal(KEYS[1], (2, 8, 16))
-LABELS = jax.random.randint(KEYS[2], (2, 8), 0, 96)
+RNG = np.random.default_rng(0)
+TABLE = jax.device_put(RNG.normal(size=(96, 16)).astype(np.float32))
+X = jax.device_put(RNG.normal(size=(2, 8, 16)).astype(np.float32))
+LABELS = jax.device_put(RNG.integers(0, 96, (2, 8), np.int32))
 
 
 def head(table: Any, x: Any, labels: Any) -> Any:

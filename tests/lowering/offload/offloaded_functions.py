@@ -35,17 +35,27 @@ class Case:
     offloaded: tuple[int, ...] = (0,)
     donated: tuple[int, ...] = ALL
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(map(jax.device_put, self.args)))
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Quarters, so that sums of a few are exact in any order."""
+    return (np.random.default_rng([*shape, seed]).integers(-8, 9, shape) / 4).astype(np.float32)
+
 
 def array(*shape: int, seed: int = 0) -> jax.Array:
-    """Quarters, so that sums of a few are exact in any order."""
-    return jnp.asarray(np.random.default_rng([*shape, seed]).integers(-8, 9, shape) / 4, np.float32)
+    return jax.device_put(numbers(*shape, seed=seed))
 
 
-A, B, C, X = (array(7, 3, seed=n) for n in range(4))
-V = array(3)
-ROWS = jnp.array([0, 3, -1, 9, 3, -9])  # a duplicate, from the end, beyond the end, before the start
+A, B, C, X = (numbers(7, 3, seed=n) for n in range(4))
+V = numbers(3)
+ROWS = np.array([0, 3, -1, 9, 3, -9], np.int32)  # a duplicate, from the end, beyond the end, before the start
 GRID = ROWS.reshape(2, 3)
-NEW = array(6, 3)
+BYTES = (A * 4).astype(np.int8).view(np.uint8)
+NEW = numbers(6, 3)
+UNUSUAL = NEW.copy()
+UNUSUAL[1, 1], UNUSUAL[2, 0] = np.nan, np.inf
 
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
     "momentum": optax.sgd(0.1, momentum=0.9),
@@ -110,7 +120,7 @@ ENTIRE = {
     "replaced, not donated": Case(lambda a, x: a + x, (A, X), "l0", donated=()),
     "replaced by another's": Case(lambda a, x: x + 1, (A, X), "s0", donated=(0,)),
     "replaced by a constant": Case(lambda a, x: (jnp.zeros_like(a), x + a), (A, X), "l0 s0"),
-    "replaced by an array": Case(lambda a, x: (np.asarray(X), a * x), (A, X), "l0 s0"),
+    "replaced by an array": Case(lambda a, x: (X, a * x), (A, X), "l0 s0"),
     "replaced, and read behind": Case(lambda a, x: (lambda new: (new, (a * new).sum()))(a + x), (A, X), "l0 s0"),
     "new and old": Case(lambda a, x: (a + x, a), (A, X), "l0 s0"),
     "a view of it": Case(lambda a: a[::-1], (A,), "l0 s0"),
@@ -133,7 +143,7 @@ ENTIRE = {
     "in a branch": Case(lambda a, x: lax.cond(x[0] > 0, lambda: a + 1, lambda: a * 2), (A, V), "l0 s0"),
     "deciding a branch": Case(lambda a, x: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, x), (A, V), "l0"),
     "in a loop": Case(lambda a: lax.while_loop(lambda a: a.sum() < 99, lambda a: jnp.abs(a) * 2 + 1, a), (A,), "l0 s0"),
-    "columns": Case(lambda a, i: a[:, i], (A, jnp.array([0, 2])), "l0"),
+    "columns": Case(lambda a, i: a[:, i], (A, np.array([0, 2])), "l0"),
     "elements": Case(lambda a, i: a[i, i], (A, ROWS), "l0"),
     "parts of rows": Case(lambda a, i: a.at[i, :2].add(1), (A, ROWS), "l0 s0"),
     "printed": Case(printing, (A, X), "l0 s0"),
@@ -212,10 +222,10 @@ LOOK_UPS = {
     "in bounds": look_up(lambda a, i: a.at[i].get(mode="promise_in_bounds"), (A, ROWS % 7)),
     "filled with 3": look_up(lambda a, i: a.at[i].get(mode="fill", fill_value=3.0), (A, ROWS)),
     "integers": look_up(lambda a, i: a.at[i].get(mode="fill"), ((A * 4).astype(np.int8), ROWS)),
-    "unsigned": look_up(lambda a, i: a.at[i].get(mode="fill"), ((A * 4).astype(np.uint8), ROWS)),
+    "unsigned": look_up(lambda a, i: a.at[i].get(mode="fill"), (BYTES, ROWS)),
     "booleans": look_up(lambda a, i: a.at[i].get(mode="fill"), (A > 0, ROWS)),
     "half": look_up(lambda a, i: a.at[i].get(mode="fill"), (A.astype(jnp.bfloat16), ROWS)),
-    "bytes for indices": look_up(lambda a, i: a.at[i].get(mode="fill"), (A, jnp.array([1, 255, 6, 7], np.uint8))),
+    "bytes for indices": look_up(lambda a, i: a.at[i].get(mode="fill"), (A, np.array([1, 255, 6, 7], np.uint8))),
     "grid": look_up(lambda a, i: a[i], (A, GRID)),
     "rows of matrices": look_up(lambda a, i: a[i], (array(5, 2, 3), GRID)),
     "one row": look_up(lambda a, i: a[i], (array(1, 3), ROWS)),
@@ -235,7 +245,7 @@ LOOK_UPS = {
     "of each, half": look_up(lambda a, i: jax.vmap(lambda k: a[k])(i), (A.astype(np.float16), ROWS)),
     "of each, columns": look_up(lambda a, i: jax.vmap(lambda k: a[k], out_axes=1)(i), (A, ROWS)),
     "matrices of each": look_up(lambda a, i: jax.vmap(lambda k: a[k])(i), (array(5, 2, 3), GRID)),
-    **{f"three rows at {n}": look_up(rows_from, (A, jnp.int32(n))) for n in (0, 2, 5, -1, -9)},
+    **{f"three rows at {n}": look_up(rows_from, (A, np.int32(n))) for n in (0, 2, 5, -1, -9)},
     "bytes for a start": look_up(rows_from, (A, np.uint8(200))),
     "one row of a slice": look_up(lambda a, i: lax.dynamic_slice_in_dim(a, i[0], 1), (A, ROWS)),
     "two rows of each": look_up(jax.vmap(partial(rows_from, count=2), (None, 0)), (array(30, 3), ROWS * 4)),
@@ -247,7 +257,7 @@ LOOK_UPS = {
         for mode in ("clip", "fill")
     },
     # The entire table moves: most rows are accessed, or parts of rows.
-    "most rows": look_up(partial(rows_from, count=4), (A, jnp.int32(2)), "l0"),
+    "most rows": look_up(partial(rows_from, count=4), (A, np.int32(2)), "l0"),
     "many rows of each": look_up(jax.vmap(partial(rows_from, count=2), (None, 0)), (A, ROWS), "l0"),
     "parts of rows": look_up(lambda a, i: lax.dynamic_slice(a, (i[0], i[1]), (1, 2)), (A, ROWS), "l0"),
     "a row that is known": look_up(lambda a: a[2], (A,), "l0"),
@@ -261,9 +271,7 @@ UPDATES = {
         for label, moves in (("add", "r0 u0"), ("subtract", "r0 u0"), ("set", "u0"))
         for mode in (None, "clip", "drop")
     },
-    "NaN and infinity": Case(
-        lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW.at[1, 1].set(np.nan).at[2, 0].set(np.inf)), "r0 u0"
-    ),
+    "NaN and infinity": Case(lambda a, i, u: a.at[i].add(u), (A, ROWS, UNUSUAL), "r0 u0"),
     "minus zero": Case(lambda a, i, u: a.at[i].add(u), (-0.0 * A, ROWS, -0.0 * NEW), "r0 u0"),
     "integers": Case(
         lambda a, i, u: a.at[i].add(u), ((A * 4).astype(np.int8), ROWS, (NEW * 4).astype(np.int8)), "r0 u0"
@@ -271,9 +279,9 @@ UPDATES = {
     "half": Case(lambda a, i, u: a.at[i].add(u), (A.astype(jnp.bfloat16), ROWS, NEW.astype(jnp.bfloat16)), "r0 u0"),
     "grid": Case(lambda a, i, u: a.at[i].add(u), (A, GRID, NEW.reshape(2, 3, 3)), "r0 u0"),
     "one number": Case(lambda a, i: a.at[i].add(1), (A, ROWS), "r0 u0"),
-    "one row": Case(lambda a, i, u: a.at[i].add(u), (A, jnp.int32(2), V), "r0 u0"),
+    "one row": Case(lambda a, i, u: a.at[i].add(u), (A, np.int32(2), V), "r0 u0"),
     "bytes subtracted": Case(
-        lambda a, i, u: a.at[i].subtract(u), ((A * 4).astype(np.uint8), ROWS, (NEW * 4).astype(np.uint8)), "r0 u0"
+        lambda a, i, u: a.at[i].subtract(u), (BYTES, ROWS, (NEW * 4).astype(np.int8).view(np.uint8)), "r0 u0"
     ),
     "minus zero subtracted": Case(lambda a, i, u: a.at[i].subtract(u), (-0.0 * A, ROWS, -0.0 * NEW), "r0 u0"),
     "half subtracted": Case(
@@ -281,7 +289,7 @@ UPDATES = {
     ),
     **{
         f"three rows at {n}, {fun.__name__}, mode {mode}": Case(
-            partial(scatter_rows, fun=fun, mode=mode), (A, jnp.int32(n), NEW[:3]), moves
+            partial(scatter_rows, fun=fun, mode=mode), (A, np.int32(n), NEW[:3]), moves
         )
         for fun, moves in ((lax.scatter, "u0"), (lax.scatter_add, "r0 u0"), (lax.scatter_sub, "r0 u0"))
         for n in (2, 5, -1)
@@ -289,7 +297,7 @@ UPDATES = {
     },
     **{
         f"slice at {n}": Case(
-            lambda a, i, u: lax.dynamic_update_slice_in_dim(a, u, i, 0), (A, jnp.int32(n), NEW[:3]), "u0"
+            lambda a, i, u: lax.dynamic_update_slice_in_dim(a, u, i, 0), (A, np.int32(n), NEW[:3]), "u0"
         )
         for n in (0, 2, 5, -1, -9)
     },

@@ -19,7 +19,7 @@ from ipujax.lowering.passes import PassSettings, run_passes
 from ipujax.lowering.passes.inline import inline
 from tests.ipujax.memory_kind_cases import CASES, copied, double, get, is_key, put
 
-NAMES = [name for name, case in CASES.items() if not any(map(is_key, jax.tree.leaves(case.args())))]
+NAMES = [name for name, case in CASES.items() if not any(map(is_key, jax.tree.leaves(jax.eval_shape(case.args))))]
 
 
 def traced(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:

@@ -169,7 +169,7 @@ def test_preserves_programs_without_offloaded_arguments() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool"])
 def test_rows_beyond_a_buffer_read_zeros_and_drop_writes(dtype: str) -> None:
-    table = A.astype(dtype)
+    table = jnp.asarray(A.astype(dtype))
     rows = np.array([2, -1, 7, 6], np.int32)
     (loaded,) = remote_rows_p.bind(table, rows)
     zeros = np.zeros(3, dtype)

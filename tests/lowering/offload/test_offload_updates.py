@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 
-STATE = [jnp.arange(12.0).reshape(4, 3), jnp.ones((4, 3)), jnp.full((4, 3), 2.0)]
+TWELVE = np.arange(12, dtype=np.float32).reshape(4, 3)
+STATE = [*map(jax.device_put, (TWELVE, np.ones_like(TWELVE), np.full_like(TWELVE, 2)))]
 
 
 def test_updates_with_an_equation_without_operands() -> None:
@@ -39,8 +40,9 @@ def test_updates_parameters_on_replicas_in_sequence() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-TABLE = jnp.asarray(np.random.default_rng(0).integers(-8, 9, (8, 3)) / 4, jnp.float32)
-ROWS = jnp.array([0, 1, 1, 3, 2, -1, 4, -9])  # a duplicate, from the end, beyond a half of the table, before it
+TABLE = jax.device_put((np.random.default_rng(0).integers(-8, 9, (8, 3)) / 4).astype(np.float32))
+# A duplicate, from the end, beyond a half of the table, before it.
+ROWS = jax.device_put(np.array([0, 1, 1, 3, 2, -1, 4, -9]))
 
 
 def updated_twice(table: jax.Array, rows: jax.Array) -> Any:

@@ -35,7 +35,8 @@ def chain(params: Any, x: jax.Array) -> jax.Array:
 WIDTHS = (40, 40, 40, 4, 4, 4)
 PARAMS = [jnp.asarray(array(a, b, seed=n)) for n, (a, b) in enumerate(pairwise(WIDTHS))]
 OPTIMIZER = optax.adam(1e-2)
-ARGS = PARAMS, OPTIMIZER.init(PARAMS), array(16, WIDTHS[0])
+STATE = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(OPTIMIZER.init, PARAMS))
+ARGS = PARAMS, STATE, array(16, WIDTHS[0])
 GRADIENT = ipu.pipeline(jax.value_and_grad(chain), micro_batches=8, stages=2)
 
 
