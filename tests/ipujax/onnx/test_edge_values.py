@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
@@ -101,6 +103,23 @@ def test_indices_and_scales_at_an_edge_are_those_of_onnxruntime(name: str) -> No
     for actual, expected in zip(loaded(loaded.params, x), session.run(None, {"x": x}), strict=True):
         np.testing.assert_array_equal(actual, expected)
         np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+def test_levels_that_meet_a_half_are_those_of_a_division():
+    # XLA does not divide by one number, but multiplies by its inverse: by arguments, and by constants.
+    scale = FLOAT(0.637)
+    x = np.arange(-127, 128, dtype=FLOAT) * scale  # what dequantised weights are
+    for operands, outputs in (([], ["y", "scale", "zero"]), ([scale * FLOAT(2), np.uint8(128)], ["y"])):
+        names = [f"x{n}" for n in range(len(operands))]
+        node = helper.make_node("QuantizeLinear" if names else "DynamicQuantizeLinear", ["x", *names], outputs)
+        results = [ValueInfoProto(name=name) for name in outputs]
+        constants = dict(zip(names, operands, strict=True))
+        model = model_of([node], [info("x", FLOAT, x.shape)], results, constants, opset=22)
+        expected = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+        loaded = ipujax.onnx.load(model)
+        for got in (jax.jit(loaded)(loaded.params, x), jax.jit(partial(loaded, loaded.params))(x)):
+            for actual, right in zip(jax.tree.leaves(got), expected, strict=True):
+                np.testing.assert_array_equal(actual, right)
 
 
 BIG = np.full((1, 2, 3, 3), 40000, np.float16)
