@@ -148,6 +148,17 @@ def static(value: Any, name: str) -> np.ndarray:
     raise TracedOperandError(message, expected="a value known while tracing", got=_kind(value), hint=hint)
 
 
+def as_texts(x: Any, name: str) -> np.ndarray:
+    """Return known text as an array of `str`; ONNX's is bytes in UTF-8."""
+    flat = [
+        each.decode("utf-8", errors="surrogateescape") if isinstance(each, bytes) else str(each)
+        for each in np.ravel(static(x, name))
+    ]
+    texts = np.empty(len(flat), object)
+    texts[:] = flat
+    return texts.reshape(np.shape(x))
+
+
 def is_static(value: Any) -> bool:
     """Return whether a value is known while tracing: NumPy, Python numbers, None, and tuples of them."""
     traced = jax.Array | Saturated | BoundedSequence | TracedOptional

@@ -18,8 +18,8 @@ import numpy as np
 
 import ipujax as ipu
 from ipujax.front_end import MadeAt
-from ipujax.onnx.budget import Budget, SubgraphNodes
-from ipujax.onnx.evaluation.folding import fold, is_foldable
+from ipujax.onnx.budget import MAX_STATIC_ELEMENTS, Budget, SubgraphNodes
+from ipujax.onnx.evaluation.folding import fold, is_foldable, moves_text, numbered, with_texts
 from ipujax.onnx.evaluation.graph_facts import dependent_on
 from ipujax.onnx.evaluation.saturation import run_narrowed
 from ipujax.onnx.graphs import Graph, Node
@@ -125,6 +125,11 @@ def _results(
     if entry is None:
         return _run_body(node, operands, settings)
     function = _bound(entry, node, operands, scope, settings)
+    if moves_text(node, operands):
+        positions, texts = numbered(operands)
+        if not is_foldable(node, positions, function):
+            raise OnnxError("there are too many texts to move", expected=f"at most {MAX_STATIC_ELEMENTS:,}")
+        return with_texts(fold(function, positions), texts)
     if is_foldable(node, operands, function):
         return fold(function, operands)
     return as_results(run_narrowed(node, operands, function, settings.logged))

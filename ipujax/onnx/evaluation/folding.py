@@ -1,7 +1,8 @@
 """Nodes of static operands, evaluated while a model is traced.
 
 The operator's own function runs at once, with 64-bit types, and its results become NumPy arrays: shapes are computed
-exactly whatever `jax_enable_x64` says. Large results stay traced, so that no program holds them as constants.
+exactly whatever `jax_enable_x64` says. Large results stay traced, so that no program holds them as constants. Of text,
+which JAX has not, positions in a list are moved.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
 from ipujax.onnx.graphs import Node
-from ipujax.onnx.registry import OPERATORS, is_static
+from ipujax.onnx.registry import OPERATORS, as_texts, is_static
+from ipujax.onnx.wide_values import is_text
 
 # Their results have at most as many elements as the product, or the sum, of those of their operands: what arithmetic on
 # shapes is made of. Whatever else may grow is measured by its abstract result.
@@ -29,6 +31,13 @@ _BOUNDED_BY_OPERANDS = frozenset({
     "Size", "Slice", "Sqrt", "Squeeze", "StringConcat", "StringNormalizer", "StringSplit", "Sub", "Sum", "Transpose",
     "Unsqueeze", "Where", "Xor",
 })  # fmt: skip
+# They move elements, or compare them, and compute none: of text they have positions in a sorted list.
+_MOVING = frozenset({
+    "ArrayFeatureExtractor", "CenterCropPad", "Compress", "Concat", "DepthToSpace", "Equal", "Expand", "Flatten",
+    "Gather", "GatherElements", "GatherND", "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND",
+    "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unique", "Unsqueeze", "Where",
+})  # fmt: skip
+_POSITION = np.dtype(np.uint32)  # no operator has other results of this type
 
 
 def is_foldable(node: Node, operands: Sequence[Any], function: Callable[..., Any]) -> bool:
@@ -49,6 +58,24 @@ def fold(function: Callable[..., Any], operands: Sequence[Any]) -> tuple[Any, ..
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         results = function(*operands)
         return tuple(map(_as_static, results if isinstance(results, tuple) else (results,)))
+
+
+def moves_text(node: Node, operands: Sequence[Any]) -> bool:
+    """Return whether a node moves text, by what is known."""
+    return node.op_type in _MOVING and any(map(is_text, operands)) and is_static(tuple(operands))
+
+
+def numbered(operands: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+    """Return operands with their texts as positions in a sorted list, and the list; zero is empty text, as in ONNX."""
+    texts = [as_texts(x, "text") for x in operands if is_text(x)]
+    known = np.unique(np.concatenate([np.asarray([""], object), *map(np.ravel, texts)]))
+    positions = iter(np.searchsorted(known, each).astype(_POSITION) for each in texts)
+    return [next(positions) if is_text(x) else x for x in operands], known
+
+
+def with_texts(results: Sequence[Any], known: np.ndarray) -> tuple[Any, ...]:
+    """Return static results with positions in the list of `numbered` as texts."""
+    return tuple(known[x] if x is not None and x.dtype == _POSITION else x for x in results)
 
 
 def _as_static(value: Any) -> Any:

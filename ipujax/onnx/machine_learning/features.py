@@ -15,8 +15,7 @@ from ipujax.onnx.element_types import canonical, index_dtype, is_floating
 from ipujax.onnx.machine_learning.class_scores import DOMAIN, checked_name, class_labels
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import Array, Value, refuse_outside
-from ipujax.onnx.operators.sequences import as_texts
-from ipujax.onnx.registry import is_static, operator
+from ipujax.onnx.registry import as_texts, is_static, operator
 from ipujax.onnx.wide_values import check_held, is_text
 
 
@@ -112,7 +111,9 @@ def array_feature_extractor(x: Value, positions: Value) -> Any:
     """Columns of an array by their positions; of a vector, of text too, a row of elements."""
     flat = jnp.ravel(jnp.asarray(positions))
     refuse_outside(np.ravel(positions) if isinstance(positions, np.ndarray) else None, 0, x.shape[-1] - 1, "position")
-    if is_text(x):  # labels of text are positions
+    if is_text(x):  # labels of text are positions; where these are known, evaluation has the texts instead
+        if x.ndim > 1 and len(x) > 1:
+            raise OnnxError("columns of text depend on traced positions", expected="a vector of labels", got=x.shape)
         return flat.astype(index_dtype()).reshape(1, -1)
     columns = jnp.take(jnp.asarray(x), flat, axis=-1)
     return columns.reshape(1, -1) if x.ndim == 1 else columns

@@ -16,7 +16,6 @@ from jax import lax
 from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError, WideValueError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.operators.sequences import as_texts
 from ipujax.onnx.registry import is_static, operator, register
 from ipujax.onnx.wide_values import REMEDY
 
@@ -106,14 +105,6 @@ def mean(*inputs: Value) -> Array:
     first, *others = map(jnp.asarray, inputs)
     # The sum of half precision may leave its range.
     return (variadic(jnp.add)(first.astype(working_dtype(first.dtype)), *others) / len(inputs)).astype(first.dtype)
-
-
-@register("", "Equal")
-def equal(a: Value, b: Value) -> Any:
-    """Whether elements are equal, of text too."""
-    if np.dtype(a.dtype).kind == "O":
-        return np.asarray(as_texts(a, "a") == as_texts(b, "b"), bool)
-    return jnp.equal(jnp.asarray(a), jnp.asarray(b))
 
 
 @operator("LeakyRelu")
@@ -240,6 +231,7 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "BitwiseOr": jnp.bitwise_or,
     "BitwiseXor": jnp.bitwise_xor,
     "Div": divide,
+    "Equal": jnp.equal,
     "Greater": jnp.greater,
     "GreaterOrEqual": jnp.greater_equal,
     "Less": jnp.less,

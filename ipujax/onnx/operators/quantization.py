@@ -40,8 +40,16 @@ def quantize_linear(
         dtype = jnp.asarray(y_zero_point).dtype
         zero = _spread(jnp.asarray(y_zero_point), x.shape, axis, block_size)
     working = element_dtype(precision) if precision else scale.dtype
-    quotient = x.astype(working) / scale.astype(working)
+    quotient = _quotient(x.astype(working), scale.astype(working))
     return _quantized(quotient, zero, dtype, bool(saturate))
+
+
+def _quotient(x: Array, scale: Array) -> Array:
+    """Return x / scale as a division rounds it, by which values that meet a half are known.
+
+    By one number for all elements XLA does not divide: it multiplies by the inverse. Here the divisor of NaN is 1.
+    """
+    return x / jnp.where(jnp.isnan(x), 1, scale)
 
 
 def _quantized(quotient: Array, zero: Array | None, dtype: np.dtype, saturate: bool) -> Array:
@@ -98,11 +106,12 @@ def _levels_of_bytes(x: Array, axis: int | None) -> tuple[Array, Array, Array]:
     """Levels 0 to 255 as floats, with scale and zero point, of the whole array or of each slice along an axis."""
     low = jnp.minimum(0, jnp.min(x, axis, keepdims=axis is not None))
     high = jnp.maximum(0, jnp.max(x, axis, keepdims=axis is not None))
-    step = (high - low) / 255
     # Of an array of zeros any scale is right; onnxruntime has 1, by which models may divide.
-    scale = jnp.where(step == 0, 1, step)
-    zero_point = jnp.clip(jnp.round(-low / scale), 0, 255)
-    return jnp.clip(jnp.round(x / scale) + zero_point, 0, 255), scale, zero_point
+    is_flat = (high - low) / 255 == 0
+    # By a constant XLA does not divide: it multiplies by the inverse, and other values would meet a half.
+    scale = jnp.where(is_flat, 1, high - low) / jnp.where(is_flat, 1, jnp.asarray(255, x.dtype))
+    zero_point = jnp.clip(jnp.round(_quotient(-low, scale)), 0, 255)
+    return jnp.clip(jnp.round(_quotient(x, scale)) + zero_point, 0, 255), scale, zero_point
 
 
 def centred_levels(x: Array, axis: int | None = None) -> tuple[Array, Array]:

@@ -18,20 +18,9 @@ from ipujax.onnx.budget import Budget, check_table, check_terms
 from ipujax.onnx.onnx_errors import TracedOperandError
 from ipujax.onnx.operators.operand_types import Array, Static, Value, ceil_div, integers, refuse_outside, static_integer
 from ipujax.onnx.operators.shapes import stops_of
-from ipujax.onnx.registry import is_static, operator, static
+from ipujax.onnx.registry import as_texts, is_static, operator
 
 _CASES: Mapping[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
-
-
-def as_texts(x: Any, name: str) -> np.ndarray:
-    """Return known text as an array of `str`; ONNX's is bytes in UTF-8."""
-    flat = [
-        each.decode("utf-8", errors="surrogateescape") if isinstance(each, bytes) else str(each)
-        for each in np.ravel(static(x, name))
-    ]
-    texts = np.empty(len(flat), object)
-    texts[:] = flat
-    return texts.reshape(np.shape(x))
 
 
 @operator("StringConcat")

@@ -29,8 +29,8 @@ from ipujax.onnx.reading.validity import (
     check_functions,
     check_model,
     check_names,
-    check_order,
     fill_types,
+    put_in_order,
 )
 
 _DEFAULT_BUDGET = Budget()
@@ -59,7 +59,7 @@ def graph_of_model(model: onnx.ModelProto, budget: Budget) -> Graph:
     check_functions(model)
     check_domains(model)
     check_attributes(model)
-    check_order(model.graph)
+    put_in_order(model.graph)
     # The checker copies the model; weights of gigabytes would be serialised each time, up to 2 GiB.
     weights = detach_weights(model, budget)
     model.ir_version = max(model.ir_version, _OLDEST_IR_WITH_FREE_INITIALIZERS)

@@ -18,7 +18,14 @@ import onnx
 
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.old_nodes import STANDARD_DOMAINS
-from ipujax.onnx.reading.onnx_protos import all_nodes, graphs_of, run_checker, subgraphs_of, with_inferred_shapes
+from ipujax.onnx.reading.onnx_protos import (
+    all_nodes,
+    graphs_of,
+    replace_nodes,
+    run_checker,
+    subgraphs_of,
+    with_inferred_shapes,
+)
 from ipujax.onnx.registry import EARLY_DOMAIN, operator_key
 
 # assumed: more than the nodes of any network; what a larger file has may grow a few times.
@@ -92,8 +99,8 @@ _MAX_RANK = 64  # as NumPy
 _AXES = ("axis", "batch_dims")
 
 
-def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
-    """Refuse names that nothing defines, initialisers of one name, and circles."""
+def put_in_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
+    """Sort nodes that quantisers append behind their readers; refuse unknown names, repeated ones, and circles."""
     initializers = [*(t.name for t in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]
     if len(set(initializers)) < len(initializers):
         repeated = next(name for name, count in Counter(initializers).items() if count > 1)
@@ -108,12 +115,14 @@ def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
             hint = "the model lacks an initialiser or an input: export it again with its weights"
             raise OnnxModelError(message, expected="an input, an initialiser or an output of a node", hint=hint)
         for subgraph in subgraphs_of(node):
-            check_order(subgraph, defined | set(producers))
+            put_in_order(subgraph, defined | set(producers))
     edges = {
-        n: {producers[name] for name in _read_names(node) if name in producers} for n, node in enumerate(graph.node)
+        n: {producers[name] for name in _names_from_around([node]) if name in producers}
+        for n, node in enumerate(graph.node)
     }
     try:
-        TopologicalSorter(edges).prepare()
+        if any(source >= n for n, sources in edges.items() for source in sources):
+            replace_nodes(graph, [graph.node[n] for n in TopologicalSorter(edges).static_order()])
     except CycleError as error:
         circle = " → ".join(_label(graph.node[n], n) for n in error.args[1])
         raise OnnxModelError("the graph has a cycle", expected="an acyclic graph", got=circle) from error
@@ -121,6 +130,20 @@ def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
         if value.name not in defined and value.name not in producers:
             message = f"graph {graph.name!r} has an output {value.name!r} that nothing defines"
             raise OnnxModelError(message, expected="an input, an initialiser or an output of a node")
+
+
+def _names_from_around(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Return the names that nodes and their subgraphs read, less those that these define."""
+    names: set[str] = set()
+    for node in nodes:
+        names.update(_read_names(node))
+        for graph in subgraphs_of(node):
+            own = {
+                *(value.name for value in (*graph.input, *graph.initializer)),
+                *chain.from_iterable(each.output for each in graph.node),
+            }
+            names |= {*_names_from_around(graph.node), *(value.name for value in graph.output)} - own
+    return names
 
 
 def _read_names(node: onnx.NodeProto) -> list[str]:

@@ -72,6 +72,14 @@ def q(*shape: int, dtype: Any = np.uint8) -> np.ndarray:
     return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
 
 
+def w(*shape: int) -> np.ndarray:
+    """Return int8 weights of 7 bits.
+
+    Kernels of onnxruntime for processors without VNNI add two products with uint8 in 16 bits, and saturate wider ones.
+    """
+    return RNG.integers(-64, 64, shape).astype(np.int8)
+
+
 def s(value: float) -> np.ndarray:
     """Return a scale."""
     return np.asarray(value, np.float32)
@@ -214,17 +222,17 @@ def quantized() -> Iterator[Case]:
     condition = RNG.random((3, 4)) < 0.5
     choice = [condition, q(3, 4), s(0.05), z(9), q(3, 4), s(0.02), z(5), s(0.05), z(7)]
     yield Case("QLinearWhere", choice, {}, steps=1)
-    matrix = [q(3, 4), s(0.05), z(9), q(4, 5, dtype=np.int8), s(0.02), z(0, np.int8)]
+    matrix = [q(3, 4), s(0.05), z(9), w(4, 5), s(0.02), z(0, np.int8)]
     yield Case("QGemm", [*matrix, i(RNG.integers(-99, 99, 5)), s(0.1), z(100)], {"alpha": 1.0}, steps=1)
     yield Case("QGemm", [*matrix, i(RNG.integers(-99, 99, 5))], {})
-    product = [q(3, 4), q(4, 5, dtype=np.int8), s(0.05), f(5) ** 2, z(9), q(5, dtype=np.int8) // 20, f(5)]
+    product = [q(3, 4), w(4, 5), s(0.05), f(5) ** 2, z(9), q(5, dtype=np.int8) // 20, f(5)]
     yield Case("MatMulIntegerToFloat", product, {}, tolerance=1e-4)
-    yield Case("DynamicQuantizeMatMul", [f(3, 4), q(4, 5, dtype=np.int8), s(0.02), z(0, np.int8), f(5)], {})
-    attention = [q(2, 4, 8), q(8, 24, dtype=np.int8), f(24), s(0.02), s(0.01), i([4, 3]), z(120), z(0, np.int8)]
+    yield Case("DynamicQuantizeMatMul", [f(3, 4), w(4, 5), s(0.02), z(0, np.int8), f(5)], {})
+    attention = [q(2, 4, 8), w(8, 24), f(24), s(0.02), s(0.01), i([4, 3]), z(120), z(0, np.int8)]
     yield Case("QAttention", attention, {"num_heads": 2}, tolerance=1e-4)
     yield Case("QuantizeLinear", [f(3, 4), s(0.05), z(7)], {}, steps=1)
     yield Case("DequantizeLinear", [q(3, 4), s(0.05), z(7)], {})
-    conv = [q(1, 5, 5, 3), s(0.05), z(9), q(4, 3, 3, 3, dtype=np.int8), s(0.02), z(0, np.int8), s(0.3), z(100)]
+    conv = [q(1, 5, 5, 3), s(0.05), z(9), w(4, 3, 3, 3), s(0.02), z(0, np.int8), s(0.3), z(100)]
     yield Case("QLinearConv", conv, {"channels_last": 1}, steps=1)
 
 
@@ -232,10 +240,10 @@ def recurrent() -> Iterator[Case]:
     """Yield LSTMs with quantised weights; onnxruntime quantises the parts of a batch that its threads have."""
     hidden, size = 5, 4
     three = (True, True, True)
-    for direction, dtype, lengths in (("forward", np.int8, None), ("bidirectional", np.uint8, i([3]))):
+    for direction, draw, lengths in (("forward", w, None), ("bidirectional", q, i([3]))):
         count = 1 + (direction == "bidirectional")
-        weights = [q(count, rows, 4 * hidden, dtype=dtype) for rows in (size, hidden)]
-        scales = [f(count) ** 2 / 99, np.full(count, 7, dtype)]
+        weights = [draw(count, rows, 4 * hidden) for rows in (size, hidden)]
+        scales = [f(count) ** 2 / 99, np.full(count, 7, weights[0].dtype)]
         operands = [f(4, 1, size), *weights, f(count, 8 * hidden), lengths, None, None, None, *scales, *scales]
         constants = (1, 2, 3, 8, 9, 10, 11)
         yield Case("DynamicQuantizeLSTM", operands, {"hidden_size": hidden, "direction": direction}, three, constants)

@@ -76,6 +76,22 @@ def test_refuses_a_circle():
     assert "'first'" in str(caught.value) and "'second'" in str(caught.value)
 
 
+def test_sorts_nodes_that_stand_behind_their_readers():
+    # onnxruntime's quantiser writes such files: a branch reads a value that a node below its own computes.
+    branches = {
+        name: helper.make_graph([helper.make_node(op_type, ["a"], [op_type])], name, [], [info(op_type, shape=(4,))])
+        for name, op_type in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    nodes = [
+        helper.make_node("Exp", ["b"], ["y"]),
+        helper.make_node("If", ["is_negative"], ["b"], **branches),
+        helper.make_node("Relu", ["x"], ["a"]),
+    ]
+    model = ipujax.onnx.load(model_of(nodes, [X, info("is_negative", bool, ())], [info("y", shape=(4,))]))
+    x = np.arange(-1, 3, dtype=np.float32)
+    np.testing.assert_allclose(model({}, x, np.asarray(True)), np.exp(-np.maximum(x, 0)), rtol=1e-6)
+
+
 def test_refuses_a_missing_initializer():
     with pytest.raises(OnnxModelError, match=r"node 'add' \(Add\) reads 'w', which nothing defines"):
         ipujax.onnx.load(model_of([helper.make_node("Add", ["x", "w"], ["y"], "add")], [X], [Y]))

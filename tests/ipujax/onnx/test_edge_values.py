@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, ValueInfoProto, helper
+from onnx.reference import ReferenceEvaluator
 
 import ipujax.onnx
 from tests.ipujax.onnx.models import info, model_of
@@ -101,6 +104,49 @@ def test_indices_and_scales_at_an_edge_are_those_of_onnxruntime(name: str) -> No
     for actual, expected in zip(loaded(loaded.params, x), session.run(None, {"x": x}), strict=True):
         np.testing.assert_array_equal(actual, expected)
         np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+def test_levels_that_meet_a_half_are_those_of_a_division():
+    # XLA does not divide by one number, but multiplies by its inverse: by arguments, and by constants.
+    scale = FLOAT(0.637)
+    x = np.arange(-127, 128, dtype=FLOAT) * scale  # what dequantised weights are
+    for operands, outputs in (([], ["y", "scale", "zero"]), ([scale * FLOAT(2), np.uint8(128)], ["y"])):
+        names = [f"x{n}" for n in range(len(operands))]
+        node = helper.make_node("QuantizeLinear" if names else "DynamicQuantizeLinear", ["x", *names], outputs)
+        results = [ValueInfoProto(name=name) for name in outputs]
+        constants = dict(zip(names, operands, strict=True))
+        model = model_of([node], [info("x", FLOAT, x.shape)], results, constants, opset=22)
+        expected = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+        loaded = ipujax.onnx.load(model)
+        for got in (jax.jit(loaded)(loaded.params, x), jax.jit(partial(loaded, loaded.params))(x)):
+            for actual, right in zip(jax.tree.leaves(got), expected, strict=True):
+                np.testing.assert_array_equal(actual, right)
+
+
+IMAGE = FLOAT([[[1, 2, 3]]])
+ANGLES = FLOAT([[[1, 0.5, 0.1], [0, 1, 0.2]]])
+NARROW_KERNEL = {"auto_pad": "SAME_UPPER", "strides": [3]}
+LONG_RESULT = {"auto_pad": "SAME_UPPER", "output_shape": [8], "strides": [2]}
+# Operator, input, constants behind it, attributes: onnxruntime has other results.
+OF_THE_SPECIFICATION: dict[str, tuple[str, np.ndarray, Sequence[Any], Mapping[str, Any]]] = {
+    "corners of one element": ("AffineGrid", ANGLES, [INT([1, 1, 1, 1])], {"align_corners": 1}),
+    "a list of no axes": ("Squeeze", np.ones((1, 3, 1), FLOAT), [INT([])], {}),
+    "a kernel narrower than the stride": ("ConvTranspose", IMAGE, [FLOAT([[[2]]])], NARROW_KERNEL),
+    "a result longer than the sum of products": ("ConvTranspose", IMAGE, [FLOAT([[[1, 10, 100]]])], LONG_RESULT),
+}
+
+
+@pytest.mark.parametrize("case", OF_THE_SPECIFICATION)
+@pytest.mark.filterwarnings("ignore:divide by zero")  # of the reference
+def test_results_are_those_of_the_specification(case: str) -> None:
+    operator, x, constants, attributes = OF_THE_SPECIFICATION[case]
+    names = [f"x{n}" for n in range(len(constants))]
+    node = helper.make_node(operator, ["x", *names], ["y"], **attributes)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = model_of([node], [info("x", FLOAT, x.shape)], [y], dict(zip(names, constants, strict=True)), opset=22)
+    loaded = ipujax.onnx.load(model)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(loaded(loaded.params, x), expected)
 
 
 BIG = np.full((1, 2, 3, 3), 40000, np.float16)
