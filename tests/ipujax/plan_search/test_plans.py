@@ -190,3 +190,19 @@ def test_gradients_in_half_precision_that_are_read_in_single_are_accumulated_in_
     traced = traced_step(step, (jax.ShapeDtypeStruct((8, 8), jnp.float16), jax.ShapeDtypeStruct((4, 8), jnp.float16)))
     split = split_step(traced.jaxpr, (False, True), 2)
     assert [aval.dtype for aval in split.micro_batch.out_avals] == [jnp.float32]
+
+
+def test_each_use_of_a_table_in_half_precision_is_a_term_of_its_own() -> None:
+    """Stages that embed and predict accumulate each their gradient; neither is sent for each micro-batch."""
+
+    def step(table: Any, ids: Any) -> Any:
+        grads = jax.grad(lambda table: jnp.mean(jnp.tanh(table[ids] @ table.T)))(table)
+        return table - (0.1 * grads.astype(jnp.float32)).astype(table.dtype)
+
+    args = jax.ShapeDtypeStruct((8, 16), jnp.float16), jax.ShapeDtypeStruct((4,), jnp.int32)
+    split = split_step(traced_step(step, args).jaxpr, (False, True), 2)
+    body = split.micro_batch.jaxpr
+    (gradient,) = (v for v in body.outvars if v.aval.shape == (8, 16))
+    (addition,) = (eqn for eqn in body.eqns if gradient in eqn.outvars)
+    assert addition.primitive.name == "add_any"
+    assert [v.aval.dtype for v in addition.invars] == [jnp.float32] * 2
