@@ -26,9 +26,9 @@ from ipujax.lowering.jax_compat import (
     source_of,
     with_weak_type,
 )
-from ipujax.lowering.jaxpr import PIPELINE, scan_body, while_body, while_condition
+from ipujax.lowering.jaxpr import PIPELINE, scan_body, sum_carries, while_body, while_condition
 from ipujax.lowering.partition.block_equations import equation_on_blocks
-from ipujax.lowering.partition.block_values import Block, Scope
+from ipujax.lowering.partition.block_values import Block, Notes, Scope
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
 from ipujax.lowering.partition.resharding import reshard, values_that_may_stay_unreduced
 from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, whole
@@ -129,10 +129,19 @@ def _scan_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> l
     in_specs = list(map(scope.spec_or_whole, body.invars))
     const_specs, carry_specs, row_specs = (in_specs[places] for places in scan.inputs)
     row_result_specs = list(map(scope.spec_or_whole, body.outvars[scan.results.stacks]))
+    # The sum of a stack is taken after the loop where its reader takes it, that of terms of all iterations always.
+    sums = sum_carries(scan)
+    may_stay = [
+        *(n in sums for n in range(len(carry_specs))),
+        *(var in scope.may_stay_unreduced for var in eqn.outvars[scan.results.stacks]),
+    ]
+    if sums:
+        # A carry has one spec in all iterations: that with which one leaves it.
+        trial = replace(scope, notes=Notes())
+        first = _body_on_blocks(trial, scan.jaxpr, in_specs, [*carry_specs, *row_result_specs], eqn, may_stay)
+        carry_specs = list(first.result_specs[scan.results.carries])
+        in_specs[scan.inputs.carries] = carry_specs
     arrays = scope.arrays_under([*const_specs, *carry_specs, *map(_spec_of_stack, row_specs)], operands, eqn)
-    # The sum of a stack is taken after the loop where its reader takes it; a carry has one spec in all iterations.
-    stacks_may_stay = [var in scope.may_stay_unreduced for var in eqn.outvars[scan.results.stacks]]
-    may_stay = [*[False] * len(carry_specs), *stacks_may_stay]
     block_body = _body_on_blocks(scope, scan.jaxpr, in_specs, [*carry_specs, *row_result_specs], eqn, may_stay)
     results = eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": block_body.jaxpr})
     stack_specs = map(_spec_of_stack, block_body.result_specs[scan.results.stacks])
