@@ -344,7 +344,7 @@ class _Partitioner:
         while atoms:
             atom = atoms.pop()
             n = None if isinstance(atom, Literal) else self.defining_eqn.get(atom)
-            if n is None or len(self.users.get(atom, ())) + num_results_of[atom] != 1:  # type: ignore[arg-type, index]
+            if n is None or len(self.users.get(atom, ())) + num_results_of[atom] != 1:
                 continue
             eqn = self.body.eqns[n]
             is_view = len(eqn.invars) == 1 and record_of(eqn).keeps_sums

@@ -360,16 +360,6 @@ def test_large_products_fit_in_several_steps(shape):
     assert ideal < plan.total_cycles < 2 * ideal
 
 
-def test_partial_results_are_within_the_bound_twice():
-    """A tile receives as many bytes of them as it has, to combine them."""
-    target = preset("bow", 1)
-    plan = plan_matmul(1, 256, 50_257, 768, np.float16, target)
-    assert plan.slots > 1
-    longest = [int(np.diff(cut).max()) for cut in plan.grid().cuts]
-    num_bytes = 4 * longest[OUT_CHANNELS] * longest[FIELD]
-    assert 2 * num_bytes <= plan.temp_bytes <= target.available_memory_proportion * target.bytes_per_tile
-
-
 @pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
 def test_refuses_a_number_that_is_not_a_proportion(share):
     with pytest.raises(ArgumentError, match="available_memory_proportion"):
