@@ -20,6 +20,7 @@ valid tokens, and collectives that are no sums.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -41,7 +42,7 @@ from ipujax.lowering.jax_compat import (
     part_of,
     used_inputs,
 )
-from ipujax.lowering.jaxpr import equations_inside, scan_body, substituted, with_scan_body
+from ipujax.lowering.jaxpr import equations_inside, scan_body, substituted, variables, with_scan_body
 from ipujax.lowering.partition import Shardings, partition
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.primitives import record_of
@@ -136,7 +137,8 @@ def split_along(jaxpr: ClosedJaxpr, specs: Sequence[PartitionSpec | None], parts
         raise _refusal("nothing that the step returns depends on the batch", "batch_argnums of arguments that are read")
     # Equations that depend on no micro-batch are in both parts: dead code elimination keeps those that are read.
     of_micro_batch = [walk.of_terms(eqn) for eqn in eqns if walk.place(eqn) != "update"]
-    micro = _live(part_of(body, body.invars, [substituted(v, walk.terms) for v in handed], of_micro_batch))
+    handed_terms = [substituted(v, walk.terms) for v in handed]
+    micro = _live(_with_converted_terms(part_of(body, body.invars, handed_terms, of_micro_batch)))
     update = part_of(body, [*inputs, *handed], results, [eqn for eqn in eqns if walk.place(eqn) != "micro-batch"])
     # The update reads sums alone: what differs between parts is handed to results.
     dims = {atom: dim for atom, dim in zip(results, result_dims, strict=True) if isinstance(atom, Var)}
@@ -146,6 +148,37 @@ def split_along(jaxpr: ClosedJaxpr, specs: Sequence[PartitionSpec | None], parts
 
 def _live(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
+
+
+def _with_converted_terms(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Convert the terms of sums in place of sums that are converted to a wider type.
+
+    The gradient of a table that embeds and predicts is a sum of two: stages of a pipeline then accumulate each their
+    own, where otherwise one would send it to the other for each micro-batch.
+    """
+    body = jaxpr.jaxpr
+    uses = Counter(v for atoms in (*(eqn.invars for eqn in body.eqns), body.outvars) for v in variables(atoms))
+    sums = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name in _ADDITIONS}
+
+    def converted(eqn: JaxprEqn) -> list[JaxprEqn]:
+        """Equations in the place of one, after those of terms."""
+        addition = sums.get(eqn.invars[0]) if _is_widening(eqn) else None
+        if addition is None or uses[addition.outvars[0]] > 1:
+            return [eqn]
+        wide = [Var(eqn.outvars[0].aval) for _ in addition.invars]
+        rows = zip(addition.invars, wide, strict=True)
+        terms = [each for atom, var in rows for each in converted(eqn.replace(invars=[atom], outvars=[var]))]
+        return [*terms, addition.replace(invars=wide, outvars=eqn.outvars)]
+
+    return ClosedJaxpr(body.replace(eqns=[each for eqn in body.eqns for each in converted(eqn)]), jaxpr.consts)
+
+
+def _is_widening(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name != "convert_element_type" or not isinstance(eqn.invars[0], Var):
+        return False
+    before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
+    are_floats = jnp.issubdtype(before, jnp.floating) and jnp.issubdtype(after, jnp.floating)
+    return are_floats and jnp.finfo(after).bits > jnp.finfo(before).bits
 
 
 Dims = tuple[int | None, ...]

@@ -26,6 +26,7 @@ from ipujax.runtime.target import Target
 
 _SCHEDULES = (None, "1f1b")  # the one that suits the machine, and the one that keeps fewest micro-batches
 _MOST_SHARDS = 16
+_MORE_PARTS = 4  # times the parts of the largest values, in plans that need less memory; assumed
 _SMALL_SHARE = 1 / 256  # of all parameters' bytes: an argument that is smaller is not split
 
 
@@ -55,6 +56,8 @@ class Candidates:
         """Yield the plan with what needs less memory."""
         for saving in self.savings:
             smaller = replace(plan, **saving)
+            if smaller != plan and plan.serial > 1:
+                smaller = replace(smaller, serial=min(self.large.most_parts, _MORE_PARTS * plan.serial))
             if smaller != plan and (plan.data > 1 or not smaller.shard_state):
                 yield smaller
 

@@ -85,9 +85,10 @@ def large_value(jaxpr: ClosedJaxpr, varies: Sequence[bool], rows: int) -> LargeV
     if choice is None:
         return LargeValue()
     region, split = choice
-    sizes = [v.aval.shape[dim] for v, dim in zip(region.inputs, split.in_dims, strict=True) if dim is not None]  # type: ignore[attr-defined]
-    # The dimension may be that of the rows, of which another plan has one.
-    size = max(1, gcd(*sizes) // rows)
+    divided = [(v.aval.shape, dim) for v, dim in zip(region.inputs, split.in_dims, strict=True) if dim is not None]  # type: ignore[attr-defined]
+    # The first dimension may be that of the rows, of which another plan has one.
+    sizes = [shape[dim] if dim else max(1, shape[dim] // rows) for shape, dim in divided]
+    size = gcd(*sizes)
     return LargeValue(region.num_bytes / rows, size & -size)
 
 
@@ -157,17 +158,39 @@ def _loop(split: SplitStep, inputs: Sequence[Any], parts: int) -> list[Any]:
 
     def part(carry: list[Any], rows: tuple[Any, dict[int, Any]]) -> tuple[list[Any], list[Any]]:
         number, arrays = rows
-        operands = [arrays.get(n, x) for n, x in enumerate(inputs)]
-        results = _evaluated(split.micro_batch, [number, *operands])
-        terms = [x for x, flag in zip(results, split.is_sum, strict=True) if flag]
-        stacked = [x for x, flag in zip(results, split.is_sum, strict=True) if not flag]
-        return [total + term.astype(total.dtype) for total, term in zip(carry, terms, strict=True)], stacked
+        operands = [number, *(arrays.get(n, x) for n, x in enumerate(inputs))]
+        results = _with_totals(split, operands, carry)
+        return (
+            [x for x, flag in zip(results, split.is_sum, strict=True) if flag],
+            [x for x, flag in zip(results, split.is_sum, strict=True) if not flag],
+        )
 
     sums, rows = lax.scan(part, sums, (jnp.arange(parts, dtype=jnp.int32), stacks))
     remaining_sums = iter([x.astype(aval.dtype) for x, aval in zip(sums, of_sums, strict=True)])
     remaining_rows = iter(rows)
     handed = [next(remaining_sums) if dim is None else _unstacked(next(remaining_rows), dim) for dim in split.out_dims]
     return _evaluated(split.update, [*inputs, *handed])
+
+
+def _with_totals(split: SplitStep, operands: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
+    """Results of a part, terms added to the totals of the parts before it.
+
+    A term, as the gradient of a table, is added as soon as it is computed: it is not in memory beside what follows.
+    """
+    body = split.micro_batch.jaxpr
+    of_sums = [atom for atom, flag in zip(body.outvars, split.is_sum, strict=True) if flag]
+    totals = dict(zip(variables(of_sums), carry, strict=True))
+    added: dict[Var, Any] = {}
+
+    def results_of(eqn: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
+        results = _results(eqn, values)
+        for var, term in zip(eqn.outvars, results, strict=True):
+            if var in totals:
+                added[var] = totals[var] + term.astype(totals[var].dtype)
+        return results
+
+    results = eval_jaxpr(split.micro_batch, operands, results_of, _itself)
+    return [added.get(v, x) if isinstance(v, Var) else x for v, x in zip(body.outvars, results, strict=True)]
 
 
 def _sum_dtype(dtype: Any) -> Any:

@@ -80,6 +80,12 @@ class MemoryOrder:
         return [view_dim[d] for d in self.order]
 
     @property
+    def inner_dims(self) -> list[int]:
+        """Dimensions of the variable that are inner parts of one of the view, as the channels of a group."""
+        is_inner = [number > 0 for row in self.sizes for number in range(len(row))]
+        return [position for position, d in enumerate(self.order) if is_inner[d]]
+
+    @property
     def is_own(self) -> bool:
         """True if the variable stores the dimensions in the order of the view."""
         return self.order == tuple(range(len(self.order)))

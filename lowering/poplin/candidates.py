@@ -231,11 +231,16 @@ class Candidates:
 
     @cached_property
     def temp_bytes(self) -> np.ndarray:
-        """Operands, results and gathered windows on the fullest tile."""
+        """Bytes on the fullest tile: operands, results and gathered windows; or, if more, partial results twice.
+
+        To combine partial results, tiles receive as many bytes as they have of them.
+        """
         spec = self.spec
-        width = np.where(self.slots > 1, element_bytes(spec.partials_dtype), element_bytes(spec.vertex_dtype))
+        has_partials = self.slots > 1
+        width = np.where(has_partials, element_bytes(spec.partials_dtype), element_bytes(spec.vertex_dtype))
         results = product(output_lengths(self.block)) * width
-        return np.asarray(self._operand_bytes + results + gathered_bytes(self.kind, spec, self.block))
+        multiplying = self._operand_bytes + results + gathered_bytes(self.kind, spec, self.block)
+        return np.asarray(np.maximum(multiplying, 2 * results * has_partials))
 
     @cached_property
     def fragments(self) -> np.ndarray:

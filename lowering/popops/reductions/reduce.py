@@ -70,11 +70,18 @@ def partial_results(
     return out, Access(out, (slot, *map(element, result_dims)))
 
 
-def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Tensor:
+def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str, uncut: Sequence[int] = ()) -> Tensor:
     """Reduces a tensor over dimensions `axes` by a monoid, a key of `REDUCERS`; returns a new tensor of equal dtype.
 
     Chooses the partition of `x` over tiles that costs least, adds vertices by it, and combines their partial results
     where it cuts a reduced dimension. Of a tensor without elements the result is a constant, the neutral element.
+
+    Args:
+        builder: graph, program and debug name.
+        x: the tensor.
+        axes: its reduced dimensions.
+        monoid: key of `REDUCERS`.
+        uncut: its dimensions that are not cut if it is unmapped, so that others read it in long pieces.
     """
     graph = builder.graph
     axes = tuple(sorted(axes))
@@ -85,7 +92,8 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
     order = memory_order(x)
     if order is not None and not order.is_own:  # a view: its variable is reduced, over the same elements
         variable_axes = [number for number, d in enumerate(order.view_dims) if d in axes]
-        return order.without(axes).of_view(reduce(builder, order.of_variable(x), variable_axes, monoid))
+        reduced = reduce(builder, order.of_variable(x), variable_axes, monoid, order.inner_dims)
+        return order.without(axes).of_view(reduced)
     x, axes = _with_joined_dims(graph, x, axes)
     result_dims = [d for d in range(x.ndim) if d not in axes]
     # The work of a vertex, for the estimate of candidate partitions: what it reads and writes of a block of `x`.
@@ -95,7 +103,8 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
     work = Work(codelet, (FieldUse(read, source_of(graph, x)), FieldUse(written)))
 
     combination = _CombinationCost(axes, x.dtype, monoid)
-    placement = choose(graph, x.shape, range(x.ndim), work, [x], cost_after=combination)
+    cut_dims = [d for d in range(x.ndim) if d not in uncut or source_of(graph, x) != "free"]
+    placement = choose(graph, x.shape, cut_dims, work, [x], cost_after=combination)
     place_operand(builder.graph, x, read, placement)
     out, out_access = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
     grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]

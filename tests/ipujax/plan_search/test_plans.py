@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 import ipujax.models
+from ipujax.lowering.jax_compat import jaxpr_as_fun
 from ipujax.models.workload import OPTIMIZERS
 from ipujax.plan_search.accumulation import split_step
 from ipujax.plan_search.search_plan import traced_step
@@ -190,3 +191,23 @@ def test_gradients_in_half_precision_that_are_read_in_single_are_accumulated_in_
     traced = traced_step(step, (jax.ShapeDtypeStruct((8, 8), jnp.float16), jax.ShapeDtypeStruct((4, 8), jnp.float16)))
     split = split_step(traced.jaxpr, (False, True), 2)
     assert [aval.dtype for aval in split.micro_batch.out_avals] == [jnp.float32]
+
+
+def test_each_use_of_a_table_in_half_precision_is_a_term_of_its_own() -> None:
+    """Stages that embed and predict accumulate each their gradient; neither is sent for each micro-batch."""
+
+    def step(table: Any, ids: Any) -> Any:
+        grads = jax.grad(lambda table: jnp.mean(jnp.tanh(table[ids] @ table.T)))(table)
+        return table - (0.1 * grads.astype(jnp.float32)).astype(table.dtype)
+
+    table, ids = np.linspace(-1, 1, 128, dtype=np.float16).reshape(8, 16), np.arange(4)
+    split = split_step(traced_step(step, (table, ids)).jaxpr, (False, True), 2)
+    body = split.micro_batch.jaxpr
+    (gradient,) = body.outvars
+    (addition,) = (eqn for eqn in body.eqns if gradient in eqn.outvars)
+    assert addition.primitive.name == "add_any"
+    assert [v.aval.dtype for v in addition.invars] == [jnp.float32] * 2
+    micro_batch, update = (jax.jit(jaxpr_as_fun(part)) for part in (split.micro_batch, split.update))
+    terms = [micro_batch(np.int32(n), table, ids[2 * n : 2 * n + 2])[0] for n in range(2)]
+    (got,) = update(table, ids, terms[0] + terms[1])
+    np.testing.assert_allclose(got, jax.jit(step)(table, ids), atol=2e-3)

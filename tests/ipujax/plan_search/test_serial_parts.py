@@ -71,6 +71,21 @@ def test_equations_of_the_backward_pass_stay_known() -> None:
     assert sorted(map(is_backward, products)) == [False, True, True]
 
 
+def test_a_term_is_added_before_the_next_product() -> None:
+    divided = in_parts(traced(head, TABLE, X, LABELS), (False, True, True), 4)
+    (loop,) = (eqn for eqn in divided.jaxpr.eqns if eqn.primitive.name == "scan")
+    body = loop.params["jaxpr"].jaxpr
+    names = [
+        eqn.primitive.name
+        for eqn in body.eqns
+        if eqn.primitive.name == "dot_general" or (eqn.primitive.name == "add" and eqn.outvars[0] in body.outvars)
+    ]
+    # Logits; the gradient of the table, which is added; that of x.
+    assert [name for name in names if name != "add"] == ["dot_general"] * 3
+    products = [n for n, name in enumerate(names) if name == "dot_general"]
+    assert "add" in names[products[1] : products[2]]
+
+
 def test_sums_of_halves_are_taken_in_single_precision() -> None:
     halves = TABLE.astype(jnp.bfloat16), X.astype(jnp.bfloat16), LABELS
     jaxpr = traced(head, *halves)
@@ -83,10 +98,11 @@ def test_sums_of_halves_are_taken_in_single_precision() -> None:
 def test_large_value_is_that_of_the_logits() -> None:
     large = large_value(traced(head, TABLE, X, LABELS), (False, True, True), 2)
     assert large.row_bytes == 8 * 96 * 4
-    # Eight tokens, of which two rows may be a part of each micro-batch.
-    assert large.most_parts == 4
+    # Eight tokens, of each row or of all.
+    assert large.most_parts == 8
+    assert large_value(traced(flat_head, TABLE, X, LABELS), (False, True, True), 2).most_parts == 8
     small = preset("mk2").replace(tiles_per_ipu=4, bytes_per_tile=4096)
-    assert [large.parts(rows, 1, small) for rows in (1, 64)] == [4, 4]
+    assert [large.parts(rows, 1, small) for rows in (1, 64)] == [4, 8]
     assert large.parts(1, 1, preset("mk2")) == 1
 
 

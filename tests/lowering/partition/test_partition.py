@@ -207,6 +207,23 @@ def test_sums_that_a_result_leaves_are_stacks_of_terms() -> None:
     assert notes.unreduced == [("model",)] and not notes.moves
 
 
+def test_terms_of_a_loop_are_added_up_over_devices_after_it() -> None:
+    def fun(x: Any, y: Any) -> Any:
+        def add(total: Any, rows: Any) -> Any:
+            return total + jnp.tanh(rows[0]).T @ rows[1], None
+
+        return lax.scan(add, jnp.ones((4, 6)), (x, y))[0]
+
+    after, notes = partitioned(fun, ((3, 8, 4), P(None, "data")), ((3, 8, 6), P(None, "data")))
+    assert [move.step.kind for move in notes.moves] == ["all_reduce"]
+    body = after.eqns[0].params["jaxpr"]
+    (loop,) = (eqn for eqn in body.eqns if eqn.primitive.name == "scan")
+    assert {"psum", "all_gather"}.isdisjoint(eqn.primitive.name for eqn in loop.params["jaxpr"].jaxpr.eqns)
+    x, y = np.linspace(-1, 1, 96, dtype=np.float32).reshape(3, 8, 4), np.ones((3, 8, 6), np.float32)
+    (got,) = jax.jit(jaxpr_as_fun(shard_map(after)))(x, y)
+    np.testing.assert_allclose(got, jax.jit(fun)(x, y), rtol=1e-5)
+
+
 def test_dimensions_that_a_reshape_joins_are_split_in_contiguous_blocks() -> None:
     after, notes = partitioned(lambda x: x.reshape(32), ((8, 4), P("data", "model")))
     assert after.eqns[0].params["out_specs"] == (P("data"),)

@@ -13,8 +13,11 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax import poplar, poplin
+from ipujax.lowering.poplin import plan_matmul
+from ipujax.lowering.poplin.spec import FIELD, OUT_CHANNELS
 from ipujax.poplar.program import Sequence
 from ipujax.runtime.report.profile import Profile
+from ipujax.runtime.target.presets import preset
 
 FLOAT = np.float32
 
@@ -143,3 +146,13 @@ def test_program_that_fits_fits_in_more_memory(layers, batch):
 
     results = [fits(kib) for kib in (512, 1024, 1536)]
     assert results == sorted(results) and results[-1], results
+
+
+def test_partial_results_are_within_the_bound_twice():
+    """A tile receives as many bytes of them as it has, to combine them."""
+    target = preset("bow", 1)
+    plan = plan_matmul(1, 256, 50_257, 768, np.float16, target)
+    assert plan.slots > 1
+    longest = [int(np.diff(cut).max()) for cut in plan.grid().cuts]
+    num_bytes = 4 * longest[OUT_CHANNELS] * longest[FIELD]
+    assert 2 * num_bytes <= plan.temp_bytes <= target.available_memory_proportion * target.bytes_per_tile

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from ipujax.lowering.layout import GROUP_CHANNELS, MemoryOrder
 from ipujax.lowering.layout.choose import choose
 from ipujax.lowering.layout.grid_cost import Work
 from ipujax.lowering.layout.grids import Grids, even_grids
@@ -312,3 +313,14 @@ def test_results_are_spread_where_bytes_are_dear() -> None:
         (variable,) = results[0].variables()
         tiles[byte_cost] = int(np.count_nonzero(graph.mappings[variable].elements_per_tile(16)))
     assert tiles[0.0] <= tiles[64.0] == 16
+
+
+def test_an_unmapped_operand_keeps_its_groups_of_channels() -> None:
+    """A gradient of which a bias is summed first is not mapped by columns: products read rows of it."""
+    graph = Graph(small_target(1472), byte_cost_cycles=0.5)
+    order = MemoryOrder.with_channels((1024, 768), 1)
+    gradient = order.add_variable(graph, F16, "gradient")
+    reduce(Builder(graph, Sequence(), "bias"), gradient, (0,), "add")
+    (variable,) = gradient.variables()
+    _, lengths, _ = graph.mappings[variable].runs()
+    assert lengths.min() >= GROUP_CHANNELS
