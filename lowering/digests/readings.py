@@ -51,7 +51,10 @@ _UNREADABLE_ATTRIBUTES = frozenset(
 )
 # Installed packages whose values depend on their arguments alone. Any function of another one may read files.
 _PURE_PACKAGES = frozenset(
-    {"einops", "equinox", "flax", "haiku", "jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "optax", "scipy", OURS}
+    {
+        *("chex", "diffrax", "distrax", "einops", "equinox", "flax", "haiku", "jax", "jaxlib", "jaxopt", "jaxtyping"),
+        *("jraph", "lineax", "ml_dtypes", "numpy", "opt_einsum", "optax", "optimistix", "scipy", OURS),
+    }
 )
 # Of these: functions that read files, or draw from a state of the process.
 _UNREADABLE_OF = re.compile(
