@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ from tests.shared_programs import forget_shared_programs
 TESTS = Path(__file__).resolve().parent
 _CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
 _own_folders: list[str] = []
+_modules = count(1)  # those that are done
+_MODULES_IN_MEMORY = 8  # each takes about 20 MB
 _NEW_OBJECTS = 50_000  # between two collections of the youngest generation
 
 # A busy machine is no error of the code.
@@ -84,9 +87,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_compiled_programs() -> Iterator[None]:
-    """Drops the programs that JAX compiled for a module: all modules together would fill several gigabytes."""
+    """Drops the programs that JAX compiled for some modules: those of all would fill several gigabytes."""
     yield
-    jax.clear_caches()
+    if next(_modules) % _MODULES_IN_MEMORY == 0:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)
