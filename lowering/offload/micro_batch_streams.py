@@ -38,7 +38,7 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     shape_of,
 )
-from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables_read
+from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables, variables_read
 from ipujax.lowering.offload.counted_rows import reads_row, rows_by_counter
 from ipujax.lowering.offload.nested_rows import Rows, read_by_number
 from ipujax.lowering.offload.primitives import host_send_p, remote_load_p, remote_rows_p
@@ -304,7 +304,7 @@ def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprE
     eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
     others = [var for eqn in eqns if eqn.primitive is not remote_rows_p for var in variables_read(eqn)]
     read_entirely = tables.intersection([*others, *(x for x in body.jaxpr.outvars if isinstance(x, Var))])
-    if read_entirely or not batches.keys().isdisjoint(loop.invars[scan.operands.carries]):
+    if read_entirely or not batches.keys().isdisjoint(variables(loop.invars[scan.operands.carries])):
         return _with_loads(loop, batches_read)
     return [loop.replace(params={**loop.params, "jaxpr": ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)})]
 

@@ -83,6 +83,11 @@ def counted_by_stack(w: Any, xs: Any) -> Any:
     return lax.scan(lambda w, i: (0.9 * w + xs[i].T @ xs[i], xs[i, 0]), w, jnp.asarray([3, 1, 0, 5, 2, 4]))
 
 
+def counted_from_a_number(w: Any, xs: Any) -> Any:
+    """Carries begin with literals, as a sum of the batches does."""
+    return lax.fori_loop(0, 6, lambda i, total: total + jnp.tanh(xs[i] @ w).sum(), 0.0)
+
+
 def gradient_of_loop(w: Any, xs: Any) -> Any:
     return jax.grad(lambda w: lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), xs[0] * 0, xs)[0].sum())(w)
 
@@ -138,6 +143,7 @@ def rows_returned(w: Any, xs: Any) -> Any:
 
 
 STREAMED = [map_rows, train, views, called, backwards, read_twice, nested, three_loops, counted, counted_by_stack]
+STREAMED += [counted_from_a_number]
 STREAMED += [rows_returned, slices, other_rows_inside, innermost_of_whole]
 WHOLE = [nested_and_read, gradient_of_loop, in_branch, counted_inside]
 
