@@ -81,7 +81,9 @@ class SingleOperations:
 
 def is_operation(record: FunctionRecord, estimate: Estimate) -> bool:
     """Return whether a record is of an operation of JAX that takes no longer than its transfers, not of a program."""
-    if not record.is_of_jax or record.jaxpr is None or estimate.device > estimate.transfers:
+    if not record.is_of_jax or record.jaxpr is None or record.holds_script:
+        return False
+    if estimate.device > estimate.transfers:
         return False
     return not _PROGRAMS & set(primitive_names(record.jaxpr.jaxpr))
 

@@ -297,7 +297,8 @@ def profiling(
     if every + (min_cycles is not None) + bool(names) > 1:
         problem = "ipu.profiling takes one rule that chooses functions"
         got = f"every={every}, min_cycles={min_cycles}, only={names}"
-        raise ArgumentError(problem, expected="every, min_cycles or only", got=got)
+        expected = "every (--all), min_cycles (--min-cycles) or only (--only)"
+        raise ArgumentError(problem, expected=expected, got=got)
     if replicas < 1 or replicas & (replicas - 1):
         raise ArgumentError("replicas of ipu.profiling", expected="a power of two, as IPUs of a Pod are", got=replicas)
     if batch_size is not None and replicas == 1:

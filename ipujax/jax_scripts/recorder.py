@@ -81,8 +81,14 @@ class FunctionRecord:
                 if eqn.primitive.name == "shard_map":
                     return _function_name(eqn.params["jaxpr"])
         is_part = self.jaxpr.jaxpr.debug_info.arg_names is None and not self.is_of_jax
-        name = self.name if has_place(self.source) else _function_name(self.jaxpr.jaxpr)
+        has_name = has_place(self.source) and not self.holds_script
+        name = self.name if has_name else _function_name(self.jaxpr.jaxpr)
         return f"{name}, transformed" if is_part else name
+
+    @cached_property
+    def holds_script(self) -> bool:
+        """Whether a function that JAX defines runs one of the script's, as that of `checkify` does."""
+        return self.jaxpr is not None and self.is_of_jax and any(map(source_line, self.jaxpr.jaxpr.eqns))
 
     @property
     def body_name(self) -> str:

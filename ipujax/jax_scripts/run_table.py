@@ -127,7 +127,8 @@ def _lines_of_operations(operations: Sequence[SingleOperations]) -> list[str]:
         (f"{row.operations:,}", f"{row.estimated_cycles:,}", row.line) for row in operations[:_MOST_ROWS]
     ]
     hint = "jax.jit around the function that calls them makes them one program"
-    lines = [f"JAX, one operation at a time: {count:,} operations, about {cycles:,} cycles; {hint}:"]
+    noun = "operation" if count == 1 else "operations"
+    lines = [f"JAX, one operation at a time: {count:,} {noun}, about {cycles:,} cycles; {hint}:"]
     lines += text_table([("operations", "cycles, about", "line"), *rows])
     return [*lines, f"  and {len(operations) - _MOST_ROWS} more lines"] if len(operations) > _MOST_ROWS else lines
 

@@ -13,6 +13,7 @@ from ipujax.calls import may_be_offloaded
 from ipujax.lowering.jax_compat import is_on_host
 from ipujax.lowering.offload import batch_arguments, is_streamed, memory_spaces
 from ipujax.lowering.partition import partition
+from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.program_inputs import ProgramInputs, donated_aliases
@@ -73,7 +74,9 @@ def _aliases(plan: LoweringPlan, donated: Sequence[bool], streams: bool) -> tupl
 
 def _batches(plan: LoweringPlan, stream_loops: bool) -> tuple[int | None, ...]:
     """Return for each argument the number of rows in which it is loaded, None for one that stays whole."""
-    counts = batch_arguments(plan.jaxpr, stream_loops)
+    # Loops read rows by functions of JAX too, as `dynamic_index_in_dim`; some are found only once they are counted.
+    jaxpr = count_loops(inline(plan.jaxpr)) if stream_loops else plan.jaxpr
+    counts = batch_arguments(jaxpr, stream_loops)
     return tuple(
         counts.get(number) if may_be_offloaded(aval) else None for number, aval in enumerate(plan.jaxpr.in_avals)
     )

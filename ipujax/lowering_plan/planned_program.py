@@ -124,7 +124,7 @@ class PlannedProgram:
     @property
     def may_stream_loops(self) -> bool:
         """Whether it has loops whose rows could stay in the host's memory, and are on the chip."""
-        return not self.choice.stream_loops and could_stream_loops(self.jaxprs[TRACE], self.jaxprs["fuse"])
+        return not self.choice.stream_loops and could_stream_loops(self.jaxprs["count_loops"], self.jaxprs["fuse"])
 
     @property
     def _may_offload(self) -> bool:

@@ -75,7 +75,7 @@ def _recomputes(planned: PlannedProgram) -> bool:
 
 
 def _streams_loops(planned: PlannedProgram) -> bool:
-    return could_stream_loops(planned.jaxprs["trace"], planned.jaxprs["fuse"])
+    return could_stream_loops(planned.jaxprs["count_loops"], planned.jaxprs["fuse"])
 
 
 def _is_half_product(eqn: JaxprEqn) -> bool:

@@ -2,8 +2,9 @@
 
 Input: the run states, scopes and frames of all forward equations of a jaxpr. Output: a `LayerPath` for each.
 
-Where there are scopes, functions outside of them all are left out, unless they are numbered, and so are functions for
-which a library opens a scope.
+Where there are scopes, functions outside of them all are left out, and so are functions for which a library opens a
+scope. Those outside stay that are numbered, or that have equations without scopes, which name them, while their caller
+has scopes elsewhere: `block/attention/scores` is beside `block/attention`.
 
 A number tells iterations of a loop, places at which a function calls another, `with` blocks that open the same scope,
 or depths of a recursion apart, where no scope does. It follows the name of the repeated part: a function, a scope that
@@ -13,7 +14,7 @@ is opened inside the loop, else `loop`.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -42,6 +43,7 @@ class Step:
         around_loop: number of scopes around its loop; None if unknown.
         opens_scope: True if its loop opens the scope after these.
         recursion: number among the depths at which it calls itself; None without recursion.
+        tells_apart: whether its run is named by equations without scopes, and its caller has scopes outside of it.
         scopes_outside: number of scopes that callers open around its call, at most `depth`.
         has_scope: True if a library opens the last of these for it, as for the method of a module.
     """
@@ -54,6 +56,7 @@ class Step:
     around_loop: int | None = None
     opens_scope: bool = False
     recursion: int | None = None
+    tells_apart: bool = False
 
     @property
     def is_of_library(self) -> bool:
@@ -72,13 +75,13 @@ class LayerPath:
         """Return the path of a layer, `encoder/block[3]/dense`, of the functions that were called and of scopes.
 
         With a count, that of the outermost calls alone. Without scopes all functions are in it. Else there are those
-        outside of all scopes up to the last one that is numbered, and inside of scopes those that take a number, and
-        the user's for which no library opens a scope.
+        outside of all scopes up to the last one that is numbered or tells scopes apart, and inside of scopes those
+        that take a number, and the user's for which no library opens a scope.
         """
         # A step is a call, outermost first; its depth is the number of scopes around it.
         steps = _fold_recursions(self.steps[:count])
-        called = [n for n in range(1, len(steps)) if not steps[n].depth and _is_numbered(steps, n - 1)]
-        last_outside = max(called, default=-1)  # last numbered function outside of all scopes
+        outside = [n for n in range(1, len(steps)) if not steps[n].depth]
+        last_outside = max((n for n in outside if steps[n].tells_apart or _is_numbered(steps, n - 1)), default=-1)
         text = _PathText(self.scopes)
         for n, (name, step) in enumerate(zip(_names_in_path(tuple(x.code for x in steps)), steps, strict=True)):
             if name and (text.numbers or not self.scopes or n <= last_outside):
@@ -184,6 +187,7 @@ class LayerPaths:
         # Scopes that all equations of a run of a function, or of an iteration of a loop, have in common.
         self._scopes_of_run: dict[FunctionRun, Scopes] = {}
         self._scopes_of_iteration: dict[Hashable, Scopes] = {}
+        self._with_scopes: Counter[tuple[FunctionRun, bool]] = Counter()  # places with and without scopes in a run
         self._blocks_in_loop: dict[Hashable, set[int]] = {}  # `with` blocks in a loop, around all of its equations
         # Numbers of calls of a function by itself, by the outermost run; keys in the order of tracing, without values.
         self._recursion_depths: dict[FunctionRun, dict[int, None]] = defaultdict(dict)
@@ -195,6 +199,7 @@ class LayerPaths:
             scopes = self._blocks.numbered(states, plain_scopes)
             for n, state in enumerate(states):
                 _narrow_prefix(self._scopes_of_run, state.run, scopes)
+                self._with_scopes[state.run, bool(scopes)] += 1
                 for run, loop in _runs_of_loops(state):
                     iterations[run][state.iterations.get(loop, 0)].add(scopes)
                 # Only a function that has the equations itself opens all scopes inside its loop.
@@ -224,6 +229,8 @@ class LayerPaths:
         steps = [self._step_of_call(state, code, callee) for state, (code, callee) in calls]
         steps = self._with_scopes_outside(steps, states)
         steps = self._with_recursions(steps, states)
+        for n in range(1, len(steps)):
+            steps[n] = replace(steps[n], tells_apart=self._tells_apart(states[n - 1].run, states[n].run, steps[n]))
         return LayerPath(tuple(steps), self._blocks.numbered(states, plain_scopes))
 
     def _step_of_call(self, state: RunState, code: CodeType, callee: CodeType | None) -> Step:
@@ -252,6 +259,10 @@ class LayerPaths:
             return step
         opens_scope = bool(self._blocks_in_loop[innermost_run]) and bool(around)
         return replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
+
+    def _tells_apart(self, caller: FunctionRun, run: FunctionRun, step: Step) -> bool:
+        is_named = not step.is_of_library and self._with_scopes[run, False] > 0
+        return is_named and self._with_scopes[caller, True] > self._with_scopes[run, True]
 
     def _with_recursions(self, steps: Sequence[Step], states: RunStates) -> list[Step]:
         """Return the steps of a path, numbered where a function of the user's calls one that calls itself.

@@ -38,7 +38,7 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     shape_of,
 )
-from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables_read
+from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables, variables_read
 from ipujax.lowering.offload.counted_rows import reads_row, rows_by_counter
 from ipujax.lowering.offload.nested_rows import Rows, read_by_number
 from ipujax.lowering.offload.primitives import host_send_p, remote_load_p, remote_rows_p
@@ -81,7 +81,7 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
     """Inputs of a traced function that go in by rows, with the number of these.
 
     Args:
-        jaxpr: the traced function.
+        jaxpr: the traced function; for loops after the pass `count_loops`.
         of_loops: whether loops read rows of their stacks from the host, not pipelines alone.
     """
     row_counts = _row_counts(jaxpr.jaxpr, of_loops=of_loops)
@@ -162,17 +162,17 @@ def _leading_rows(value: Atom) -> set[int]:
     return {rows for rows in accumulate(shape_of(value), mul) if rows > 1}
 
 
-def could_stream_loops(trace: ClosedJaxpr, before: ClosedJaxpr) -> bool:
+def could_stream_loops(counted: ClosedJaxpr, before: ClosedJaxpr) -> bool:
     """True if loops read arguments by rows, or stack results, that are not streamed already.
 
-    A program that does not fit is then compiled again with streamed loops. Arguments are judged in the traced function,
-    before passes change how they are read.
+    A program that does not fit is then compiled again with streamed loops. Arguments are judged without calls, and with
+    loops whose length is known, before other passes change how they are read.
 
     Args:
-        trace: the traced function.
+        counted: the function after the pass `count_loops`.
         before: the function before this pass.
     """
-    if batch_arguments(trace, of_loops=True) != batch_arguments(trace):
+    if batch_arguments(counted, of_loops=True) != batch_arguments(counted):
         return True
     body = unwrapped(before).jaxpr.jaxpr
     stacks = _sent_stacks(body, Streams(results=(True,) * len(body.outvars), of_loops=True))
@@ -304,7 +304,7 @@ def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprE
     eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
     others = [var for eqn in eqns if eqn.primitive is not remote_rows_p for var in variables_read(eqn)]
     read_entirely = tables.intersection([*others, *(x for x in body.jaxpr.outvars if isinstance(x, Var))])
-    if read_entirely or not batches.keys().isdisjoint(loop.invars[scan.operands.carries]):
+    if read_entirely or not batches.keys().isdisjoint(variables(loop.invars[scan.operands.carries])):
         return _with_loads(loop, batches_read)
     return [loop.replace(params={**loop.params, "jaxpr": ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)})]
 

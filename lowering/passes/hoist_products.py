@@ -55,7 +55,7 @@ from ipujax.lowering.jaxpr import (
 from ipujax.lowering.passes.stacked_rows import with_stacked_rows
 from ipujax.lowering.passes.sunk_products import WIDE_BYTES, sunk
 from ipujax.lowering.primitives import record_of
-from ipujax.lowering.source_info import name_stack
+from ipujax.lowering.source_info import name_stack, with_caller
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.target import PRESETS
 from ipujax.runtime.tensor import REMATERIALISED
@@ -98,12 +98,19 @@ def hoist_products(
                 # Sums of products, of carries that begin with zeros, move behind the loop, which may become two; other
                 # products then move before it. The other way round a loop that adds these products would stay.
                 loops, behind = sunk(loop, most_bytes, zeros)
-                eqns += [*stacking, *(each for loop in loops for each in _hoisted(loop, most_bytes)), *behind]
+                moved = (*stacking, *(each for loop in loops for each in _hoisted(loop, most_bytes)), *behind)
+                eqns += [_in_scopes_of(inner, eqn) for eqn in moved]
             else:
                 eqns.append(inner)
         return with_equations(body, eqns)
 
     return everywhere(rewritten)(jaxpr)
+
+
+def _in_scopes_of(loop: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
+    """An equation that was in a loop with the loop's scopes around its own, as it has its layer; or the loop itself."""
+    is_loop = eqn.source_info is loop.source_info
+    return eqn if is_loop else with_caller(eqn, loop, keep_line=True)
 
 
 def _is_zero(eqn: JaxprEqn) -> bool:

@@ -1,7 +1,7 @@
 """Attribution: the shares of lines, layers and operations in each step of a run.
 
     step ::= one origin: all of it
-           | vertex groups: by their active cycles; the vertices of a group by the cycles of its parts
+           | vertex groups: by their cycles on the slowest tiles; the vertices of a group by the cycles of its parts
     in a function: each of these by the runs of each call of the function, in the layer of the call
 
 Input: an `Executable` and the program of a run. Output: `Share`s of each step, with integer weights. `divide` splits an
@@ -105,7 +105,7 @@ class Attribution:
         if not isinstance(node, Execute) or not isinstance(cost, ComputeSetCost):
             return [Share(origin, operation_name(name, origin), 1)]
         groups = self._executable.graph.groups[node.compute_set]
-        weights = cost.active_by_group if any(cost.active_by_group) else [1] * len(groups)
+        weights = cost.limiting_by_group if any(cost.limiting_by_group) else [1] * len(groups)
         # Weights of parts differ in scale from group to group: with a common multiple all stay integers.
         scale = lcm(*(_part_cycles(group) for group in groups))
         parts = [

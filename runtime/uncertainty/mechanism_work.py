@@ -122,7 +122,7 @@ def _shares_of(executable: Executable, node: Execute, cost: ComputeSetCost) -> n
     target = executable.target
     by_mechanism = np.zeros(len(_OF_COMPUTE))
     groups = executable.graph.groups[node.compute_set]
-    for group, cycles in zip(groups, cost.active_by_group, strict=True):
+    for group, cycles in zip(groups, cost.limiting_by_group, strict=True):
         by_mechanism[_OF_COMPUTE.index(mechanism_of(group.codelet))] += cycles
     total, copied = (x.reshape(-1, target.tiles_per_ipu) for x in (cost.compute_cycles, cost.rearrangement_cycles))
     slowest = total.argmax(1)[:, None]

@@ -83,6 +83,29 @@ def counted_by_stack(w: Any, xs: Any) -> Any:
     return lax.scan(lambda w, i: (0.9 * w + xs[i].T @ xs[i], xs[i, 0]), w, jnp.asarray([3, 1, 0, 5, 2, 4]))
 
 
+def counted_from_a_number(w: Any, xs: Any) -> Any:
+    """Carries begin with literals, as a sum of the batches does."""
+    return lax.fori_loop(0, 6, lambda i, total: total + jnp.tanh(xs[i] @ w).sum(), 0.0)
+
+
+def indexed_by_jax(w: Any, xs: Any) -> Any:
+    """A function of JAX that it calls, not inlines, reads the row."""
+
+    def body(i: Any, w: Any) -> Any:
+        row = lax.dynamic_index_in_dim(xs, i, 0, keepdims=False)
+        return 0.9 * w + row.T @ row
+
+    return lax.fori_loop(0, 6, body, w)
+
+
+def while_counted(w: Any, xs: Any) -> Any:
+    def body(state: Any) -> Any:
+        i, w = state
+        return i + 1, 0.9 * w + xs[i].T @ xs[i]
+
+    return lax.while_loop(lambda state: state[0] < 6, body, (0, w))[1]
+
+
 def gradient_of_loop(w: Any, xs: Any) -> Any:
     return jax.grad(lambda w: lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), xs[0] * 0, xs)[0].sum())(w)
 
@@ -138,6 +161,7 @@ def rows_returned(w: Any, xs: Any) -> Any:
 
 
 STREAMED = [map_rows, train, views, called, backwards, read_twice, nested, three_loops, counted, counted_by_stack]
+STREAMED += [counted_from_a_number, indexed_by_jax, while_counted]
 STREAMED += [rows_returned, slices, other_rows_inside, innermost_of_whole]
 WHOLE = [nested_and_read, gradient_of_loop, in_branch, counted_inside]
 
@@ -175,6 +199,12 @@ def test_the_profile_lists_loops_that_stream() -> None:
     inner, outer = sorted(jitted(nested, True).profile(WEIGHTS, ROWS).streamed_loops, key=lambda loop: loop.bytes_out)
     assert (inner.iterations, inner.bytes_in) == (2, 128) and (outer.iterations, outer.bytes_out) == (3, 128)
     assert not jitted(map_rows, False).profile(WEIGHTS, ROWS).streamed_loops
+
+
+@pytest.mark.parametrize("fun", [counted, counted_from_a_number, indexed_by_jax, while_counted])
+def test_loops_that_count_read_one_row_an_iteration(fun: Fun) -> None:
+    (loop,) = jitted(fun, True).profile(WEIGHTS, ROWS).streamed_loops
+    assert loop.iterations == 6 and loop.bytes_in in (128, 256)  # a row that is read twice moves twice
 
 
 def accumulate(w: Any, xs: Any) -> Any:

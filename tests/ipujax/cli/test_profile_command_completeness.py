@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 from jax import export
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 from jax.experimental.ode import odeint
 from jax.scipy.optimize import minimize
 from jax.scipy.sparse.linalg import cg
@@ -118,6 +118,19 @@ def test_profile_command_names_functions_that_jax_does_not() -> None:
     assert rows["__call__"] == 2 and rows["step"] == 1
     assert not any("Scale" in row.line or "scale" in row.line for row in run.operations)
     assert sum(row.calls for row in run.functions if row.profile is not None) == 3
+
+
+def test_profile_command_has_a_row_for_a_function_that_jax_wraps() -> None:
+    def positive(x: Any) -> Any:
+        checkify.check((x >= 0).all(), "negative")
+        return x + 1
+
+    checked = jax.jit(checkify.checkify(positive))
+    with ipu.profiling(DEVICE, every=True) as run:
+        for _ in range(2):
+            checked(X)
+    assert [(row.name, row.calls) for row in run.functions] == [("positive", 2)]
+    assert not run.operations
 
 
 def test_profile_command_names_the_layer_where_one_line_calls_a_library() -> None:

@@ -296,6 +296,40 @@ def test_scopes_that_tell_layers_apart_need_no_number() -> None:
         assert layers(jax.grad(loss), params(2), X, part=part) == {"loss", "block_0/dense", "block_1/dense"}
 
 
+def attention(p: dict[str, Any], x: jax.Array) -> jax.Array:
+    with jax.named_scope("qkv"):
+        h = x @ p["w"]
+    return jax.nn.softmax(h @ h.T) @ x
+
+
+def test_a_function_beside_others_keeps_the_scopes_that_it_opens() -> None:
+    def block(p: dict[str, Any], x: jax.Array) -> jax.Array:
+        h = attention(p, x)
+        with jax.named_scope("up"):
+            return x + dense(p, h)
+
+    def loss(p: dict[str, Any], x: jax.Array) -> jax.Array:
+        return block(p, x).sum()
+
+    rows = {"loss/block/attention/qkv", "loss/block/attention", "up", "up/dense", "loss"}
+    assert layers(loss, params(1)[0], X) == rows
+    for part in ("forward", "backward"):  # the gradient of the sum is that of the addition
+        assert layers(jax.grad(loss), params(1)[0], X, part=part) >= rows - {"loss", "up"}
+
+
+@pytest.mark.parametrize("opened", ["loss", "step"])
+def test_functions_around_all_scopes_are_left_out(opened: str) -> None:
+    def loss(p: dict[str, Any], x: jax.Array) -> jax.Array:
+        with jax.named_scope("head"):
+            h = x @ p["w"]
+        return (h**2).sum()
+
+    def step(p: dict[str, Any], x: jax.Array) -> jax.Array:
+        return 1 + loss(p, x)
+
+    assert "head" in layers({"loss": loss, "step": step}[opened], params(1)[0], X)
+
+
 def test_numbers_are_among_scopes_where_the_function_is_called() -> None:
     def scoped(p: dict[str, Any], x: jax.Array) -> jax.Array:
         with jax.named_scope("attention"):

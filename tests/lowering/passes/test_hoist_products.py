@@ -14,9 +14,11 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import primitive_names, scan_body
+from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.passes.hoist_products import hoist_products
-from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.inline import inline, inline_and_name
+from ipujax.runtime.tensor import Origin
 from tests.lowering.helpers import check
 
 RNG = np.random.default_rng(3)
@@ -126,6 +128,20 @@ def test_keeps_numbers_of_gradients_and_of_loops_in_loops(fun: Callable[..., Any
     expected = jax.tree.leaves(fun(*ARGS))
     for got, leaf in zip(jaxpr_as_fun(jaxpr)(*ARGS), expected, strict=True):
         np.testing.assert_allclose(got, leaf, rtol=1e-5, atol=1e-5)
+
+
+def test_moved_equations_keep_the_layer_and_part_of_their_loop() -> None:
+    def loss(w: Any, x: Any, u: Any, b: Any) -> Any:
+        with jax.named_scope("encoder"):
+            return scanned(elman)(x, w, u, b)[0].sum()
+
+    jaxpr = hoist_products(count_loops(inline_and_name(jax.make_jaxpr(jax.grad(loss))(W, X, U, B))))
+    origins = [origin_of(eqn, Origin()) for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    assert [(origin.layer, origin.part) for origin in origins] == [
+        ("encoder/run/elman", "forward"),
+        ("encoder/run/elman", "backward"),
+    ]
+    assert all("(elman)" in origin.line for origin in origins)
 
 
 def test_moves_the_bias_with_its_product_and_drops_the_stack() -> None:

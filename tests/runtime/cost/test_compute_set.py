@@ -136,6 +136,7 @@ def test_two_groups_on_a_tile():
     vertex = cost.compute_cycles - cost.rearrangement_cycles
     assert vertex.tolist() == [0, OVERHEAD + WORKERS * 12 + 84, 0, 0]
     assert cost.active_by_codelet == (("unary", 24), ("slow", 84))
+    assert cost.limiting_by_group == (12, 84, 12)
 
 
 @pytest.mark.parametrize(("parts", "busy"), [(1, 1 / 6), (6, 1), (7, 7 / 12), (600, 1), (0, 0)])
@@ -145,7 +146,7 @@ def test_workers_without_a_part_of_a_vertex_are_idle(parts, busy):
     codelet = replace(unary(lambda n: 1_200 + n), parts=lambda shapes, target: np.full_like(shapes[0][0], parts))
     cost = compute_set_cost(graph, elementwise(graph, codelet, on_one_tile(8, 2), [0, 8], [2], 8))
     vertex = cost.compute_cycles - cost.rearrangement_cycles
-    assert vertex.tolist() == [0, 0, 1_208, 0] and cost.active_by_group == (1_208,)  # time does not depend on it
+    assert vertex.tolist() == [0, 0, 1_208, 0] and cost.limiting_by_group == (1_208,)  # time does not depend on it
     assert cost.active_cycles[2] == pytest.approx(1_208 * busy, abs=1)
     assert cost.active_by_codelet == (("unary", int(cost.active_cycles.sum())),)
 

@@ -75,6 +75,26 @@ def test_the_equations_of_a_fused_vertex_have_their_lines():
     assert cycles[2] > cycles[1] and cycles[2] > cycles[3]  # a sine takes 25 to 2,304 cycles, the others a few
 
 
+def test_a_slow_number_beside_a_product_does_not_count_as_the_product():
+    """Both are one compute set: the power keeps one tile busy, the product all tiles for a fifth of the time."""
+
+    def product(x, w):
+        return x @ w
+
+    def both(x, w, n):
+        return product(x, w), jnp.float32(0.9) ** n.astype(jnp.float32)
+
+    device = ipu.IPUModel(tiles_per_ipu=32)
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((8, 64), (64, 64))]
+    alone = ipu.jit(product, device=device).profile(*shapes)
+    beside = ipu.jit(both, device=device).profile(*shapes, jax.ShapeDtypeStruct((), np.int32))
+    right, got = (
+        sum(row.cycles for row in profile.step_costs if row.name.startswith("dot_general"))
+        for profile in (alone, beside)
+    )
+    assert 0.7 * right < got <= right
+
+
 def test_a_function_is_divided_among_its_calls():
     def layer(w, x):
         return jnp.tanh(jnp.sin(x @ w) @ w)
