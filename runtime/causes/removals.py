@@ -336,7 +336,7 @@ class Removals:
         if cause == SINGLE_TILES and _compute_set_of(node) in self._groups_beside_scalars:
             cost = self.executable.costs[node]
             assert isinstance(cost, ComputeSetCost)
-            pairs = zip(self.executable.graph.groups[cost.compute_set], cost.active_by_group, strict=True)
+            pairs = zip(self.executable.graph.groups[cost.compute_set], cost.limiting_by_group, strict=True)
             single = {group.origin: cycles for group, cycles in pairs if is_of_scalars(group)}
             return max(single, key=lambda origin: single[origin])
         return node.shown_origin
