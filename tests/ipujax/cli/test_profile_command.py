@@ -70,14 +70,17 @@ def test_every_program_is_listed_and_saved(script: Path, tmp_path: Path, capsys:
     output = capsys.readouterr()
     assert output.out == "arguments ['--epochs', '1']\n"
     actual = rows(output.err)
-    assert list(actual) == ["step", "step-2", "lambda", "engine"]
+    assert list(actual) == ["step, float32[8,8]", "step-2, float32[4,4]", "lambda", "engine"]
+    actual = {name.partition(",")[0]: cells for name, cells in actual.items()}
     assert {path.stem for path in (tmp_path / "saved").iterdir()} == set(actual)
     for name in ("step", "step-2", "engine"):
         profile = ipu.Profile.load(tmp_path / "saved" / f"{name}.profile")
-        (top,) = profile.operations(1)
+        limit = profile.verdict.limit
+        assert limit is not None
         assert actual[name][:2] == ["1 × mk2", f"{profile.cycles:,}"]
         assert actual[name][3].endswith(f" KiB, tile {profile.memory.worst_tile}")
-        assert actual[name][4].startswith(f"{top.dominant} of {top.names[0]}, {100 * top.share:.0f} %")
+        assert actual[name][4].startswith(f"{limit.name}, {100 * limit.alone_cycles / profile.cycles:.0f} %")
+        assert profile.verdict.sentence.lower().startswith(limit.name)
         assert profile.identity.file == script.name
     assert actual["lambda"][1] == "depend on data" and "trip_counts" in actual["lambda"][3]
 
