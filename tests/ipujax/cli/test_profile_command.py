@@ -14,6 +14,7 @@ import pytest
 import ipujax as ipu
 from ipujax.cli import main
 from ipujax.compiled_programs import collected_programs
+from ipujax.jax_scripts import types_apart
 
 Capture = pytest.CaptureFixture[str]
 
@@ -176,3 +177,13 @@ def test_page_is_that_of_the_program_of_most_cycles(script: Path, tmp_path: Path
     name = max(cycles, key=cycles.__getitem__)
     assert f"wrote {page}, the page of {name}" in output
     assert f"<title>{name.partition('-')[0]}" in page.read_text(encoding="utf-8")
+
+
+def test_programs_of_one_name_are_told_apart_by_the_types_that_differ() -> None:
+    """As train functions of Keras for several sizes of a batch, whose first arguments are the same weights."""
+    weights = ("float32[16,32]", "float32[32]", "float32[32,4]", "float32[4]", "float32[]")
+    of_all = [(*weights, f"float32[{size},16]", f"float32[{size},4]") for size in (8, 10)]
+    assert types_apart(of_all[1], of_all) == "float32[10,16] float32[10,4]"
+    assert types_apart(of_all[0], of_all[:1]) == types_apart(weights, [weights, weights]) == ""
+    many = [tuple(f"float32[{size + n}]" for n in range(6)) for size in (8, 100)]
+    assert types_apart(many[0], many) == "float32[8] float32[9] float32[10] float32[11] and 2 more"
