@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _HELP = """
 Runs a script, unchanged, and then compiles each function of `ipu.jit` that it called again, with changes: donation,
-recomputation, schedules and micro-batches of pipelines, half precision, padded rows. The table goes to standard error,
-with what each change saves of the cycles of a call and of the fullest tile. Changes that need an edit of the function
-are hints, and not tried. The exit code is that of the script.
+arguments in streaming memory, recomputation of gradients, schedules and micro-batches of pipelines, half precision,
+padded rows. The table goes to standard error, with what each change saves of the cycles of a call and of the fullest
+tile. Changes that need an edit of the function are hints, and not tried. The exit code is that of the script.
 """
 
 

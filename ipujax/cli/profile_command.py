@@ -47,7 +47,7 @@ _HELP = """
 Runs a script, unchanged, and lists every program that it compiled: with `ipu.jit`, Keras or a Poplar engine, and, for
 scripts that do not use ipujax, with `jax.jit`, `flax.nnx.jit` or `equinox.filter_jit`. JAX computes functions of
 `jax.jit` as ever; those that matter are compiled for --device when the script has ended. The table goes to standard
-error, with cycles of a call, the fullest tile, and the line of source that takes most. The exit code is that of the
+error, with cycles of a call, the fullest tile, and the cause of most cycles with its line. The exit code is that of the
 script. An ONNX model in its place is called once on random data. --save writes a profile of each, for `ipujax report`
 and `ipujax compare`; --html writes the page of the function of most cycles.
 """

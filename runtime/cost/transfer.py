@@ -74,7 +74,7 @@ class StreamCounts:
         Its first transfer has them for all: they are no more of this one than of those behind it.
         """
         begins = (self.ipu_bytes > 0) & ~self.earlier & (not self.is_resident and not self.is_streamed)
-        return np.asarray(begins * int(np.ceil(target.host_latency_seconds * target.clock_hz)), np.int64)
+        return np.asarray(begins * int(target.host_latency_seconds * target.clock_hz), np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -76,15 +76,18 @@ def _first_screen(profile: Figures) -> tuple[Markup, dict[str, Any]]:
     lines = [tag("p", line) for line in (line_of(profile) for line_of in LINES) if line]
     tasks, charts = task_picture(profile)
     parts = [tag("p", result.sentence, class_="verdict"), tag("p", result.bound), *lines, _cause_bar(profile)]
-    ways = (_remedies(result), _tried(profile), _all_causes(profile))
+    ways = (_remedies(result, profile.cycles), _tried(profile), _all_causes(profile))
     return tag("div", *parts, tasks or _ipu_bars(profile), *ways), charts
 
 
-def _remedies(result: Verdict) -> Markup:
+def _remedies(result: Verdict, total: int) -> Markup:
     if not result.causes:
         return Markup()
-    pairs = zip(result.causes, result.remedies, strict=True)
-    remedies = tag("ul", *(tag("li", tag("b", cause.name), f": {remedy}") for cause, remedy in pairs))
+    rows = [
+        (cause.name, f", {share(cause.alone_cycles, total).strip()}: {remedy}")
+        for cause, remedy in zip(result.causes, result.remedies, strict=True)
+    ]
+    remedies = tag("ul", *(tag("li", tag("b", name), text) for name, text in rows))
     return tag("div", tag("p", "What to try, not tried yet (ipu.advise compiles some):"), remedies, class_="ways")
 
 
@@ -114,12 +117,13 @@ def _cause_bar(profile: Figures) -> Markup:
     """Return the waterfall as parts of one bar; a cause that makes a run shorter has none."""
     cycles = {row.name: row.cycles for row in profile.causes if row.cycles > 0}
     note = (
-        "The parts add up to the run: each is what goes behind those to its left. The sentence above is of one cause "
-        "that goes alone, so a cause whose cycles overlap those of others has a smaller part here."
+        "The parts add up to the run, and begin with the cause that is named above: each is what goes behind those to "
+        "its left, so that cycles which overlap those of others are a part of the first."
     )
     bar = _stacked("Cycles by cause", cycles, CAUSE_COLOURS)
     overlaps = any(row.alone_cycles != row.cycles for row in profile.causes)
-    return join_markup([bar, legend(_used(CAUSE_COLOURS, cycles)), tag("p", note, class_="hint") if overlaps else ""])
+    colours = {name: CAUSE_COLOURS[name] for name in cycles}  # in the order of the bar
+    return join_markup([bar, legend(colours), tag("p", note, class_="hint") if overlaps else ""])
 
 
 def _ipu_bars(profile: Figures) -> Markup:
@@ -144,10 +148,6 @@ def _stacked(label: str, cycles: Mapping[str, int], colours: Mapping[str, str]) 
     described = f"{label}: " + ", ".join(f"{name.replace('_', ' ')} {part:,}" for name, part in cycles.items())
     bar = tag("div", *parts, class_="stacked")
     return tag("div", tag("span", label), bar, class_="stack", role="img", aria_label=described)
-
-
-def _used(colours: Mapping[str, str], cycles: Mapping[str, int]) -> dict[str, str]:
-    return {name: colour for name, colour in colours.items() if name in cycles}
 
 
 def _answer(answer: Answer, anchors: Anchors) -> Markup:

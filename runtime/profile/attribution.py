@@ -16,9 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
+import numpy as np
+
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.cost import ComputeSetCost, StreamCost
 from ipujax.runtime.graph import (
+    HOST_LATENCY,
     Call,
     Decision,
     Execute,
@@ -29,6 +32,7 @@ from ipujax.runtime.graph import (
     run_counts,
 )
 from ipujax.runtime.tensor import MERGED_WITH, Origin, compose, without_transformations
+from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +45,7 @@ class Share:
         weight: integer weight among the shares of the step.
         code: fraction of the step's code: by weight in a function, in equal parts among its calls.
         group: number of its vertex group; 0 in steps without vertex groups.
+        is_latency: whether it is the latency of a host exchange, see `latency_of`, whose bytes and code are another's.
     """
 
     origin: Origin
@@ -48,6 +53,7 @@ class Share:
     weight: int
     code: float = 1.0
     group: int = 0
+    is_latency: bool = False
 
 
 def divide(total: int, weights: Sequence[int]) -> list[int]:
@@ -61,6 +67,18 @@ def divide(total: int, weights: Sequence[int]) -> list[int]:
         for number in by_remainder[:missing]:
             parts[number] += 1
     return parts
+
+
+def latency_of(executable: Executable, node: Program) -> np.ndarray:
+    """Return the cycles of a step for the latency of a host exchange, int64[num_ipus].
+
+    The first transfer of an exchange has it, which may be a scalar: of no argument is it more than of the others.
+    """
+    cost = executable.costs.get(node) if isinstance(node, Leaf) else None
+    work = executable.steps[node].work[:, HOST_EXCHANGE]
+    if not isinstance(cost, StreamCost):
+        return np.zeros_like(work)
+    return np.asarray(np.minimum(cost.counts.latency_cycles(executable.target), work))
 
 
 class Attribution:
@@ -103,7 +121,12 @@ class Attribution:
         origin, name = label(node)
         cost = self._executable.costs[node] if isinstance(node, Execute) else None
         if not isinstance(node, Execute) or not isinstance(cost, ComputeSetCost):
-            return [Share(origin, operation_name(name, origin), 1)]
+            latency = int(latency_of(self._executable, node).sum())
+            if latency == 0:
+                return [Share(origin, operation_name(name, origin), 1)]
+            others = int(self._executable.steps[node].work.sum()) - latency
+            of_latency = Share(HOST_LATENCY, "latency", latency, code=0.0, is_latency=True)
+            return [Share(origin, operation_name(name, origin), max(1, others)), of_latency]
         groups = self._executable.graph.groups[node.compute_set]
         weights = cost.limiting_by_group if any(cost.limiting_by_group) else [1] * len(groups)
         # Weights of parts differ in scale from group to group: with a common multiple all stay integers.

@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.compile import Cost, Executable
-from ipujax.runtime.cost import ComputeSetCost, StreamCost, block_shapes
+from ipujax.runtime.cost import ComputeSetCost, block_shapes
 from ipujax.runtime.files.figure_kinds import Large
 from ipujax.runtime.files.kinds import Integer, Map, Text
 from ipujax.runtime.graph import (
-    HOST_LATENCY,
     NO_TILE,
     Copy,
     CrossReplicaCopy,
@@ -36,7 +35,7 @@ from ipujax.runtime.graph import (
     is_free,
 )
 from ipujax.runtime.memory import code_of_exchanges
-from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
+from ipujax.runtime.profile.attribution import Attribution, Share, divide, latency_of, operation_name
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.tensor import (
@@ -205,13 +204,22 @@ class _Table:
 
     def add_step(self, node: Program, shares: list[Share], runs: int) -> None:
         """Add the runs of one step, divided among its shares."""
+        latency = latency_of(self.executable, node)
+        of_latency = [share for share in shares if share.is_latency]
+        shares = [share for share in shares if not share.is_latency]
         rows = [self.sum_of(share.origin, share.name) for share in shares]
         weights = [share.weight for share in shares]
-        work = self._without_latency(node, runs)
+        work = self.executable.steps[node].work.copy()
+        work[:, HOST_EXCHANGE] -= latency
         # One division a phase and IPU: each sum over rows stays exact, whatever the rounding.
         for ipu, phase in zip(*np.nonzero(work), strict=True):
             for row, cycles in zip(rows, divide(int(work[ipu, phase]) * runs, weights), strict=True):
                 row.work[ipu, phase] += cycles
+        rows_of_latency = [self.sum_of(share.origin, share.name) for share in of_latency]
+        for ipu in np.flatnonzero(latency):
+            parts = divide(int(latency[ipu]) * runs, [share.weight for share in of_latency])
+            for row, cycles in zip(rows_of_latency, parts, strict=True):
+                row.work[ipu, HOST_EXCHANGE] += cycles
         total_bytes = runs * sum(activity.moved_bytes for _, activity in self.ids.activities.get(node, ()))
         largest_read = self._largest_read(node) if total_bytes else None
         for row, moved_bytes in zip(rows, divide(total_bytes, weights), strict=True):
@@ -223,22 +231,6 @@ class _Table:
             self._add_code(node, rows, shares)
         if isinstance(node, Execute):
             self._add_vertices(node, rows, shares, runs)
-
-    def _without_latency(self, node: Program, runs: int) -> np.ndarray:
-        """Return the work of a step; the latency of a host exchange goes to a row of its own, int64[num_ipus, phases].
-
-        The first transfer of an exchange has it, which may be a scalar: of no argument is it more than of the others.
-        """
-        work = self.executable.steps[node].work
-        cost = self.executable.costs[node] if isinstance(node, Leaf) else None
-        if not isinstance(cost, StreamCost):
-            return work
-        latency = np.zeros_like(work)
-        of_ipus = cost.counts.latency_cycles(self.executable.target)
-        latency[:, HOST_EXCHANGE] = np.minimum(of_ipus, work[:, HOST_EXCHANGE])
-        if runs and latency.any():
-            self.sum_of(HOST_LATENCY, "latency").work += latency * runs
-        return work - latency
 
     def _largest_read(self, node: Program) -> Variable | None:
         """Return the largest variable that a step reads; None where it reads none on tiles."""
@@ -328,6 +320,8 @@ class StepRows:
     def with_groups(self, node: Program, caller: Origin) -> Mapping[int, int]:
         """Return the numbers of the rows of a leaf or decision, the one with its largest share first, with its group.
 
+        The row of a latency comes last: it is no operation that hands on values.
+
         Args:
             node: the leaf or decision.
             caller: origin of the call that runs it, `Origin()` outside of functions.
@@ -335,7 +329,8 @@ class StepRows:
         key = node, caller, caller.layer, caller.part, caller.names, caller.places
         if key not in self._cached:
             groups: dict[int, int] = {}
-            for share in sorted(self._attribution.own_shares(node), key=lambda share: -share.weight):
+            own_shares = self._attribution.own_shares(node)
+            for share in sorted(own_shares, key=lambda share: (share.is_latency, -share.weight)):
                 origin = compose(caller, share.origin) if caller != Origin() else share.origin
                 row_origin = origin_of_row(origin, has_backward=self._has_backward)
                 groups.setdefault(self._numbers[row_key(row_origin, share.name)], share.group)

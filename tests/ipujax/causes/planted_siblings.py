@@ -107,6 +107,24 @@ def all_at_once(w: Any, xs: Any) -> Any:
     return jnp.tanh(xs * w).sum(0)
 
 
+def rows_of(table: Any, numbers: Any) -> Any:
+    return table[numbers].sum(1)
+
+
+def one_by_one(xs: Any, ws: Any) -> Any:
+    return lax.map(lambda pair: pair[0] @ pair[1], (xs, ws)), ws
+
+
+def batched(xs: Any, ws: Any) -> Any:
+    return xs @ ws, ws
+
+
+def trained_by(schedule: str, ws: Any, x: Any) -> Any:
+    fun = partial(four_stages, (2, 2, 2, 2))
+    value, grads = ipu.pipeline(jax.value_and_grad(fun), micro_batches=16, schedule=schedule)(ws, x)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, ws, grads), value
+
+
 def poplar_squares(tiles_of_half: int) -> ipu.Profile:
     """Return the profile of a Poplar program that squares a vector, half of which is on so many tiles."""
     from ipujax import poplar, popops
@@ -185,6 +203,30 @@ SIBLINGS: Mapping[str, Planted] = {
         *(look_up, array(512, 512), array(16, 512)),
         donate_argnums=1,
         remedy=cycles(look_up_in_constant, array(16, 512), donate_argnums=0),
+    ),
+    "rows of a large table": planted(
+        HOST,
+        *(rows_of, array(20_000, 64), array(32, 4, dtype=np.int32)),
+        remedy=cycles(rows_of, array(20_000, 64), array(32, 4, dtype=np.int32), offload_argnums=0),
+    ),
+    "sort of few elements": planted(
+        "unequal work of tiles",
+        *(jnp.sort, array(4096)),
+        donate_argnums=0,
+        remedy=cycles(jax.vmap(jnp.sort), array(64, 4096), calls=1 / 64, donate_argnums=0),
+    ),
+    "products one by one": planted(
+        "sync",
+        *(one_by_one, array(64, 16, 16), array(64, 16, 16)),
+        donate_argnums=(0, 1),
+        remedy=cycles(batched, array(64, 16, 16), array(64, 16, 16), donate_argnums=(0, 1)),
+    ),
+    "stages one after another": planted(
+        "IPUs that wait",
+        *(partial(trained_by, "sequential"), EIGHT, array(4096, WIDTH)),
+        num_ipus=4,
+        donate_argnums=0,
+        remedy=cycles(partial(trained_by, "1f1b"), EIGHT, array(4096, WIDTH), num_ipus=4, donate_argnums=0),
     ),
     "heavy last stage": planted(
         "unequal work of IPUs",

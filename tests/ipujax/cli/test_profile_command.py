@@ -14,6 +14,7 @@ import pytest
 import ipujax as ipu
 from ipujax.cli import main
 from ipujax.compiled_programs import collected_programs
+from ipujax.jax_scripts import types_apart
 
 Capture = pytest.CaptureFixture[str]
 
@@ -70,14 +71,17 @@ def test_every_program_is_listed_and_saved(script: Path, tmp_path: Path, capsys:
     output = capsys.readouterr()
     assert output.out == "arguments ['--epochs', '1']\n"
     actual = rows(output.err)
-    assert list(actual) == ["step", "step-2", "lambda", "engine"]
+    assert list(actual) == ["step, float32[8,8]", "step-2, float32[4,4]", "lambda", "engine"]
+    actual = {name.partition(",")[0]: cells for name, cells in actual.items()}
     assert {path.stem for path in (tmp_path / "saved").iterdir()} == set(actual)
     for name in ("step", "step-2", "engine"):
         profile = ipu.Profile.load(tmp_path / "saved" / f"{name}.profile")
-        (top,) = profile.operations(1)
+        limit = profile.verdict.limit
+        assert limit is not None
         assert actual[name][:2] == ["1 × mk2", f"{profile.cycles:,}"]
         assert actual[name][3].endswith(f" KiB, tile {profile.memory.worst_tile}")
-        assert actual[name][4].startswith(f"{top.dominant} of {top.names[0]}, {100 * top.share:.0f} %")
+        assert actual[name][4].startswith(f"{limit.name}, {100 * limit.alone_cycles / profile.cycles:.0f} %")
+        assert profile.verdict.sentence.lower().startswith(limit.name)
         assert profile.identity.file == script.name
     assert actual["lambda"][1] == "depend on data" and "trip_counts" in actual["lambda"][3]
 
@@ -173,3 +177,13 @@ def test_page_is_that_of_the_program_of_most_cycles(script: Path, tmp_path: Path
     name = max(cycles, key=cycles.__getitem__)
     assert f"wrote {page}, the page of {name}" in output
     assert f"<title>{name.partition('-')[0]}" in page.read_text(encoding="utf-8")
+
+
+def test_programs_of_one_name_are_told_apart_by_the_types_that_differ() -> None:
+    """As train functions of Keras for several sizes of a batch, whose first arguments are the same weights."""
+    weights = ("float32[16,32]", "float32[32]", "float32[32,4]", "float32[4]", "float32[]")
+    of_all = [(*weights, f"float32[{size},16]", f"float32[{size},4]") for size in (8, 10)]
+    assert types_apart(of_all[1], of_all) == "float32[10,16] float32[10,4]"
+    assert types_apart(of_all[0], of_all[:1]) == types_apart(weights, [weights, weights]) == ""
+    many = [tuple(f"float32[{size + n}]" for n in range(6)) for size in (8, 100)]
+    assert types_apart(many[0], many) == "float32[8] float32[9] float32[10] float32[11] and 2 more"

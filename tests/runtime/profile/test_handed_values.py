@@ -102,7 +102,7 @@ def test_the_graph_has_each_operation_once_and_few_nodes_in_each():
         nodes += node.children
     with_cycles = {number for number, row in enumerate(figures.step_costs) if row.cycles}
     assert len(seen) == len(set(seen)) and with_cycles <= set(seen)
-    assert [child.name for child in view.root.children] == ["x … layer12", "layer13 … layer26", "layer27 … out0"]
+    assert [child.name for child in view.root.children] == ["x … layer11", "layer12 … layer25", "layer26 … out0"]
 
 
 def test_saved_profiles_have_the_same_values(stack, tmp_path):

@@ -55,8 +55,10 @@ def test_cycles_by_hand(trained):
 
 def test_operations_are_grouped_by_line(trained):
     profile = Profile(trained)
-    first, second, third = profile.operations()
+    first, second, third, transfer = profile.operations()
     assert [row.origin.line for row in (first, second, third)] == ["", "model.py:9 (loss)", "model.py:3 (forward)"]
+    assert str(first.origin).startswith("latency of host exchanges") and transfer.dominant == "host_exchange"
+    assert first.cycles == int(TARGET.host_latency_seconds * TARGET.clock_hz)
     assert second.cycles == 10 * (200 + SYNC) and second.phases == {"compute": 2000, "sync": 10 * SYNC}
     assert (second.dominant, third.dominant, first.dominant) == ("compute", "sync", "host_exchange")
     assert second.share == second.cycles / profile.cycles
