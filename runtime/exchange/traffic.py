@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from weakref import ref
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from ipujax.runtime.tensor import (
     Affine,
     Blocked,
     Concat,
+    Indexed,
     Node,
     Reshaped,
     Tensor,
@@ -201,8 +203,9 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     def compute() -> Traffic:
         return _scale_to_bytes(_count_elements(grid, access, homes, num_tiles, writes, buses), item_bytes)
 
-    # Everything that the counts depend on, and nothing of the IPU or the variables: layers share one answer.
-    view = geometry(tensor)
+    # Everything that the counts depend on, and nothing of the IPU or the variables: layers share one answer. A list of
+    # elements shares it with itself alone: the cost and the counts of its compute set have one.
+    view = geometry(tensor) or (ref(tensor.node) if isinstance(tensor.node, Indexed) else None)
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     key = view, access.dims, cuts, tile.tobytes(), homes, num_tiles, item_bytes, writes, buses
     return TrafficWindow(first, compute() if view is None else recall(("traffic", *key), compute))
