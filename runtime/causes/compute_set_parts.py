@@ -6,6 +6,8 @@ Limits: vertices of code that a user has costed have no least cycles.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ipujax.runtime.cache import remembered
@@ -27,7 +29,9 @@ def least_cycles(graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tile
     cycles = np.zeros(num_tiles, np.int64)
     of_workers: list[tuple[np.ndarray, np.ndarray]] = []  # tiles and cycles of their vertices
     for group in graph.groups[compute_set]:
-        tiles = np.unique(group.tile[group.tile != NO_TILE]) - first_ipu * target.tiles_per_ipu
+        is_busy = np.zeros(num_tiles, bool)
+        is_busy[group.tile[group.tile != NO_TILE] - first_ipu * target.tiles_per_ipu] = True
+        tiles = np.flatnonzero(is_busy)
         if group.codelet.supervisor:
             cycles[tiles] += _cycles_of_one_element(group, target)
         else:
@@ -39,25 +43,41 @@ def least_cycles(graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tile
     return cycles
 
 
-def cycles_of_ipus(
-    cycles: np.ndarray, least: np.ndarray, is_started: bool, is_equal: bool, target: Target
-) -> np.ndarray:
-    """Return the compute cycles of each IPU from those of its tiles, int64[num_ipus].
+@dataclass(frozen=True, slots=True, eq=False)
+class CyclesOfTiles:
+    """Compute cycles of the tiles of some IPUs, reduced to each IPU; all members int64[IPUs].
 
     Args:
-        cycles: of each tile of whole IPUs.
-        least: those of them that stay on a tile however work is spread.
-        is_started: whether the vertices of each tile run without their least cycles.
-        is_equal: whether each tile has its least cycles and the mean of all others.
-        target: tiles of an IPU.
+        most: cycles of the slowest tile.
+        most_further: most cycles of a tile beside its least ones, which stay on it however work is spread.
+        mean_further: mean of these, rounded up.
+        most_least: least cycles of the tile with most of them.
     """
-    of_tiles = cycles.reshape(-1, target.tiles_per_ipu)
-    first = np.minimum(of_tiles, least.reshape(of_tiles.shape))
-    further = of_tiles - first
-    if not is_equal:
-        return np.asarray((further if is_started else of_tiles).max(1))
-    mean = np.ceil(further.mean(1)).astype(np.int64)
-    return mean if is_started else np.minimum(of_tiles.max(1), first.max(1) + mean)
+
+    most: np.ndarray
+    most_further: np.ndarray
+    mean_further: np.ndarray
+    most_least: np.ndarray
+
+    @classmethod
+    def of(cls, cycles: np.ndarray, least: np.ndarray, target: Target) -> CyclesOfTiles:
+        """Return the cycles of IPUs from those of their tiles, and the least of these, int64[tiles]."""
+        of_tiles = cycles.reshape(-1, target.tiles_per_ipu)
+        first = np.minimum(of_tiles, least.reshape(of_tiles.shape))
+        further = of_tiles - first
+        mean = np.ceil(further.mean(1)).astype(np.int64)
+        return cls(of_tiles.max(1), further.max(1), mean, first.max(1))
+
+    def of_ipus(self, is_started: bool, is_equal: bool) -> np.ndarray:
+        """Return the compute cycles of each IPU, int64[IPUs].
+
+        Args:
+            is_started: whether the vertices of each tile run without their least cycles.
+            is_equal: whether each tile has its least cycles and the mean of all others.
+        """
+        if not is_equal:
+            return self.most_further if is_started else self.most
+        return self.mean_further if is_started else np.minimum(self.most, self.most_least + self.mean_further)
 
 
 def _cycles_of_one_element(group: VertexGroup, target: Target) -> int:
