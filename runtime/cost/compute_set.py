@@ -248,14 +248,7 @@ def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, .
     groups = graph.groups[compute_set]
     target = graph.target
     window = window_of(graph, groups)
-    if keys is None:
-        parts = [_group_cost(group, graph, window) for group in groups]
-    else:
-        beside = _constants_read(graph, compute_set), window.tiles
-        parts = [
-            recall(("vertices", key, beside), partial(_group_cost, group, graph, window))
-            for key, group in zip(keys, groups, strict=True)
-        ]
+    parts = group_costs(graph, compute_set, keys, window)
     reads = field_traffics(groups, [part.reads for part in parts], False)
     writes = field_traffics(groups, [part.writes for part in parts], True)
     before, after = (
@@ -280,6 +273,20 @@ def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, .
         exchange_cost([row.traffic for row in writes], window, target),
         (*slow_paths, *before.slow_paths, *after.slow_paths),
     )
+
+
+def group_costs(
+    graph: Graph, compute_set: ComputeSet, keys: Sequence[object] | None, window: Window
+) -> list[GroupCost]:
+    """Return the costs of the groups of a compute set on the tiles of its window; see `_count_and_cost`."""
+    groups = graph.groups[compute_set]
+    if keys is None:
+        return [_group_cost(group, graph, window) for group in groups]
+    beside = _constants_read(graph, compute_set), window.tiles
+    return [
+        recall(("vertices", key, beside), partial(_group_cost, group, graph, window))
+        for key, group in zip(keys, groups, strict=True)
+    ]
 
 
 def window_of(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
@@ -353,7 +360,7 @@ class _GroupCycles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _GroupCost:
+class GroupCost:
     """Cycles of the vertices of a group, and the exchanges of fields that it reads and writes, on tiles of a window."""
 
     vertices: _GroupCycles
@@ -361,9 +368,9 @@ class _GroupCost:
     writes: Sequence[Traffic]
 
 
-def _group_cost(group: VertexGroup, graph: Graph, window: Window) -> _GroupCost:
+def _group_cost(group: VertexGroup, graph: Graph, window: Window) -> GroupCost:
     reads, writes = (traffics_of(group, graph, is_result, window) for is_result in (False, True))
-    return _GroupCost(_group_cycles(group, graph, window.first_tile), reads, writes)
+    return GroupCost(_group_cycles(group, graph, window.first_tile), reads, writes)
 
 
 def _group_cycles(group: VertexGroup, graph: Graph, first_tile: int) -> _GroupCycles:
