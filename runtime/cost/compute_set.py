@@ -19,7 +19,7 @@ Limits: each phase lasts as long as its slowest tile; phases do not overlap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,9 @@ from ipujax.runtime.exchange import (
     exchange_cycles,
     geometry,
     mappings_from,
+    narrowed,
     receive_cycles,
+    widened,
 )
 from ipujax.runtime.graph import (
     NO_TILE,
@@ -283,10 +285,12 @@ def group_costs(
     if keys is None:
         return [_group_cost(group, graph, window) for group in groups]
     beside = _constants_read(graph, compute_set), window.tiles
-    return [
-        recall(("vertices", key, beside), partial(_group_cost, group, graph, window))
+    # Narrowed: as int64 they were half of all that the cache has of a large compilation.
+    costs = [
+        recall(("vertices", key, beside), partial(_narrow_group_cost, group, graph, window))
         for key, group in zip(keys, groups, strict=True)
     ]
+    return [_with_traffic(cost, widened) for cost in costs]
 
 
 def window_of(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
@@ -371,6 +375,14 @@ class GroupCost:
 def _group_cost(group: VertexGroup, graph: Graph, window: Window) -> GroupCost:
     reads, writes = (traffics_of(group, graph, is_result, window) for is_result in (False, True))
     return GroupCost(_group_cycles(group, graph, window.first_tile), reads, writes)
+
+
+def _narrow_group_cost(group: VertexGroup, graph: Graph, window: Window) -> GroupCost:
+    return _with_traffic(_group_cost(group, graph, window), narrowed)
+
+
+def _with_traffic(cost: GroupCost, change: Callable[[Traffic], Traffic]) -> GroupCost:
+    return GroupCost(cost.vertices, [*map(change, cost.reads)], [*map(change, cost.writes)])
 
 
 def _group_cycles(group: VertexGroup, graph: Graph, first_tile: int) -> _GroupCycles:

@@ -306,6 +306,17 @@ def _hashable_view(node: Node, variables: Sequence[Variable]) -> tuple[object, .
     return None
 
 
+def narrowed(traffic: Traffic) -> Traffic:
+    """Return traffic in as few bytes as it takes, for a cache."""
+    members = (getattr(traffic, item.name) for item in fields(Traffic))
+    return Traffic(*(_read_only(_narrowed(values)) if values.any() else _zeros(len(values)) for values in members))
+
+
+def widened(traffic: Traffic) -> Traffic:
+    """Return `narrowed` traffic as int64, with which it can be computed."""
+    return Traffic(*(getattr(traffic, item.name).astype(np.int64, copy=False) for item in fields(Traffic)))
+
+
 def _is_in_place(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
     """Check whether the grid of vertices is the grid of the mapping, block for block and tile for tile."""
     tensor = access.tensor

@@ -168,22 +168,22 @@ def step_costs(
     table = _Table(executable, ids, has_backward(steps.values()))
     for node, shares in steps.items():
         table.add_step(node, shares, timeline.executions.get(node, 0))
-    sums = {variable: table.sum_of_variable(variable) for variable in executable.graph.variables}
+    sum_of = {variable: table.sum_of_variable(variable) for variable in executable.graph.variables}
     for variable in executable.graph.variables:
-        sums[variable].variable_bytes += variable.num_bytes
+        sum_of[variable].variable_bytes += variable.num_bytes
     liveness = executable.once(liveness_tree)
     always = [item.variable for item in liveness.always if item.variable is not None]
     at_peak = [item.variable for item in liveness.at_peak if item.variable is not None]
     for variable in always:
-        sums[variable].always_bytes += variable.num_bytes
+        sum_of[variable].always_bytes += variable.num_bytes
     for variable in (*always, *at_peak):
-        sums[variable].peak_bytes += variable.num_bytes
+        sum_of[variable].peak_bytes += variable.num_bytes
     rows = list(table.sums.values())
     if not rows:
         return ()
     work = np.array([row.work for row in rows])
-    by_phase, by_ipu = work.sum(1).tolist(), work.sum(2).tolist()
-    return tuple(row.row(*cycles, limiting_ipu) for row, *cycles in zip(rows, by_phase, by_ipu, strict=True))
+    sums = zip(rows, work.sum(1).tolist(), work.sum(2).tolist(), strict=True)
+    return tuple(row.row(by_phase, by_ipu, limiting_ipu) for row, by_phase, by_ipu in sums)
 
 
 class _Table:
