@@ -6,6 +6,8 @@ Limits: vertices of code that a user has costed have no least cycles.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ipujax.runtime.cache import remembered
@@ -32,7 +34,9 @@ def cycles_of_small_vertices(
     cycles = np.zeros(num_tiles, np.int64)
     of_workers: list[tuple[np.ndarray, np.ndarray]] = []  # tiles and cycles of their vertices
     for group in graph.groups[compute_set]:
-        tiles = np.unique(group.tile[group.tile != NO_TILE]) - first_ipu * target.tiles_per_ipu
+        is_busy = np.zeros(num_tiles, bool)
+        is_busy[group.tile[group.tile != NO_TILE] - first_ipu * target.tiles_per_ipu] = True
+        tiles = np.flatnonzero(is_busy)
         if group.codelet.supervisor:
             cycles[tiles] += _cycles_of_vertex(group, elements, target)
         else:
@@ -44,26 +48,52 @@ def cycles_of_small_vertices(
     return cycles
 
 
-def cycles_of_ipus(
-    cycles: np.ndarray, starts: np.ndarray, least: np.ndarray, is_started: bool, is_equal: bool, target: Target
-) -> np.ndarray:
-    """Return the compute cycles of each IPU from those of its tiles, int64[num_ipus].
+@dataclass(frozen=True, slots=True, eq=False)
+class CyclesOfTiles:
+    """Compute cycles of the tiles of some IPUs, reduced to each IPU; all members int64[IPUs].
 
     Args:
-        cycles: of each tile of whole IPUs.
-        starts: those of them that start vertices.
-        least: those of them that stay on a tile however work is spread, with those of `starts`.
-        is_started: whether vertices start in no time.
-        is_equal: whether each tile has its least cycles and the mean of all others.
-        target: tiles of an IPU.
+        most: cycles of the slowest tile.
+        most_started: those of the slowest tile without the start of its vertices.
+        most_least: most cycles that stay on a tile however work is spread.
+        most_least_started: the same without the start of vertices.
+        mean_further: mean of the cycles of tiles beside these, rounded up.
     """
-    of_tiles = cycles.reshape(-1, target.tiles_per_ipu)
-    start = np.minimum(of_tiles, starts.reshape(of_tiles.shape)) * is_started
-    if not is_equal:
-        return np.asarray((of_tiles - start).max(1))
-    first = np.minimum(of_tiles, least.reshape(of_tiles.shape))
-    mean = np.ceil((of_tiles - first).mean(1)).astype(np.int64)
-    return np.minimum((of_tiles - start).max(1), (first - start).max(1) + mean)
+
+    most: np.ndarray
+    most_started: np.ndarray
+    most_least: np.ndarray
+    most_least_started: np.ndarray
+    mean_further: np.ndarray
+
+    @classmethod
+    def of(cls, cycles: np.ndarray, starts: np.ndarray, least: np.ndarray, target: Target) -> CyclesOfTiles:
+        """Return the cycles of IPUs from those of their tiles, int64[tiles].
+
+        Args:
+            cycles: of each tile.
+            starts: those of them that start vertices.
+            least: those of them that stay on a tile however work is spread, with those of `starts`.
+            target: tiles of an IPU.
+        """
+        of_tiles = cycles.reshape(-1, target.tiles_per_ipu)
+        start = np.minimum(of_tiles, starts.reshape(of_tiles.shape))
+        first = np.minimum(of_tiles, least.reshape(of_tiles.shape))
+        mean = np.ceil((of_tiles - first).mean(1)).astype(np.int64)
+        return cls(of_tiles.max(1), (of_tiles - start).max(1), first.max(1), (first - start).max(1), mean)
+
+    def of_ipus(self, is_started: bool, is_equal: bool) -> np.ndarray:
+        """Return the compute cycles of each IPU, int64[IPUs].
+
+        Args:
+            is_started: whether vertices start in no time.
+            is_equal: whether each tile has its least cycles and the mean of all others.
+        """
+        most = self.most_started if is_started else self.most
+        if not is_equal:
+            return most
+        least = self.most_least_started if is_started else self.most_least
+        return np.minimum(most, least + self.mean_further)
 
 
 def _cycles_of_vertex(group: VertexGroup, elements: int, target: Target) -> int:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ipujax.runtime.causes.compute_set_parts import cycles_of_ipus, cycles_of_small_vertices, is_of_scalars, products
+from ipujax.runtime.causes.compute_set_parts import CyclesOfTiles, cycles_of_small_vertices, is_of_scalars, products
 from ipujax.runtime.causes.variants import whole_work
 from ipujax.runtime.compile import Executable, graph_on
 from ipujax.runtime.cost import (
@@ -224,23 +224,32 @@ class Removals:
         if flags in self._compute:
             return self._compute[flags]
         costs = self._costs_of(is_spread, is_native, is_fast)
-        target = self.executable.target
-        rows_by_cost: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
+        num_ipus = self.executable.target.num_ipus
         rows = []
         for node, row, is_of_other in zip(self.nodes, self.whole[..., COMPUTE], self._of_other_causes, strict=True):
             cost = costs[node] if isinstance(node, Leaf) else None
             if isinstance(cost, ComputeSetCost | CopyCost):
-                if id(cost) not in rows_by_cost:
-                    cycles = _of_tiles(cost, is_in_place)
-                    is_shared = not is_of_other
-                    of_ipus = cycles_of_ipus(
-                        cycles, *self._cycles_of_small(cost), is_started and is_shared, is_equal and is_shared, target
-                    )
-                    rows_by_cost[id(cost)] = pad_tiles(of_ipus, cost.first_ipu, target.num_ipus)
-                row = rows_by_cost[id(cost)]
+                tiles = self._cycles_of_tiles(cost, is_in_place)
+                of_ipus = tiles.most if is_of_other else tiles.of_ipus(is_started, is_equal)
+                row = pad_tiles(of_ipus, cost.first_ipu, num_ipus)
             rows.append(row)
         self._compute[flags] = np.stack(rows)
         return self._compute[flags]
+
+    def _cycles_of_tiles(self, cost: ComputeSetCost | CopyCost, is_in_place: bool) -> CyclesOfTiles:
+        """Return the compute cycles of a leaf, of which few differ, as equal leaves share the cycles of their tiles."""
+        cycles = cost.compute_cycles if isinstance(cost, ComputeSetCost) else cost.ipus
+        key = id(cycles), is_in_place
+        if key not in self._tiles:
+            of_tiles = _of_tiles(cost, is_in_place)
+            starts, least = self._cycles_of_small(cost)
+            self._tiles[key] = CyclesOfTiles.of(of_tiles, starts, least, self.executable.target), cycles
+        return self._tiles[key][0]
+
+    @cached_property
+    def _tiles(self) -> dict[tuple[int, bool], tuple[CyclesOfTiles, object]]:
+        """Cycles of tiles that are known, by the identity of what they are of, which is kept for that."""
+        return {}
 
     @cached_property
     def _compute(self) -> dict[tuple[bool, ...], np.ndarray]:

@@ -39,9 +39,12 @@ def distinct_columns(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def distinct_tiles(counts: np.ndarray, window: Window) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct tiles of each IPU of a window, by counts int64[k, tiles]: counts [k, n] and IPUs [n]."""
-    ipu = np.arange(window.tiles) // window.tiles_per_ipu
     busy = counts.any(0)
-    columns, _ = distinct_columns(np.concatenate([ipu[None, busy], counts[:, busy]]))
+    if window.num_ipus == 1:
+        columns, _ = distinct_columns(counts[:, busy])
+        return columns, np.zeros(columns.shape[1], np.int64)
+    ipu = np.flatnonzero(busy) // window.tiles_per_ipu
+    columns, _ = distinct_columns(np.concatenate([ipu[None], counts[:, busy]]))
     return columns[1:], columns[0]
 
 
@@ -88,6 +91,9 @@ class ExchangeCounts:
             for t in traffics
             if t.received_bytes.any()
         ]
+        if not parts:  # what arrives on no tile is sent by none
+            none = np.zeros((0, 4, 0), np.int64), np.zeros((2, 0), np.int64), np.zeros(0, np.int64)
+            return ExchangeCounts(*none, window.num_ipus)
         sent = np.stack([window.total(t.sent_bytes for t in traffics), window.total(t.sends for t in traffics)])
         return ExchangeCounts.by_tile(parts, sent, window)
 

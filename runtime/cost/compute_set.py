@@ -19,7 +19,7 @@ Limits: each phase lasts as long as its slowest tile; phases do not overlap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,9 @@ from ipujax.runtime.exchange import (
     exchange_cycles,
     geometry,
     mappings_from,
+    narrowed,
     receive_cycles,
+    widened,
 )
 from ipujax.runtime.graph import (
     NO_TILE,
@@ -251,14 +253,7 @@ def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, .
     groups = graph.groups[compute_set]
     target = graph.target
     window = window_of(graph, groups)
-    if keys is None:
-        parts = [_group_cost(group, graph, window) for group in groups]
-    else:
-        beside = _constants_read(graph, compute_set), window.tiles
-        parts = [
-            recall(("vertices", key, beside), partial(_group_cost, group, graph, window))
-            for key, group in zip(keys, groups, strict=True)
-        ]
+    parts = group_costs(graph, compute_set, keys, window)
     reads = field_traffics(groups, [part.reads for part in parts], False)
     writes = field_traffics(groups, [part.writes for part in parts], True)
     before, after = (
@@ -283,6 +278,22 @@ def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, .
         exchange_cost([row.traffic for row in writes], window, target),
         (*slow_paths, *before.slow_paths, *after.slow_paths),
     )
+
+
+def group_costs(
+    graph: Graph, compute_set: ComputeSet, keys: Sequence[object] | None, window: Window
+) -> list[GroupCost]:
+    """Return the costs of the groups of a compute set on the tiles of its window; see `_count_and_cost`."""
+    groups = graph.groups[compute_set]
+    if keys is None:
+        return [_group_cost(group, graph, window) for group in groups]
+    beside = _constants_read(graph, compute_set), window.tiles
+    # Narrowed: as int64 they were half of all that the cache has of a large compilation.
+    costs = [
+        recall(("vertices", key, beside), partial(_narrow_group_cost, group, graph, window))
+        for key, group in zip(keys, groups, strict=True)
+    ]
+    return [_with_traffic(cost, widened) for cost in costs]
 
 
 def window_of(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
@@ -359,7 +370,7 @@ class _GroupCycles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _GroupCost:
+class GroupCost:
     """Cycles of the vertices of a group, and the exchanges of fields that it reads and writes, on tiles of a window."""
 
     vertices: _GroupCycles
@@ -367,9 +378,17 @@ class _GroupCost:
     writes: Sequence[Traffic]
 
 
-def _group_cost(group: VertexGroup, graph: Graph, window: Window) -> _GroupCost:
+def _group_cost(group: VertexGroup, graph: Graph, window: Window) -> GroupCost:
     reads, writes = (traffics_of(group, graph, is_result, window) for is_result in (False, True))
-    return _GroupCost(_group_cycles(group, graph, window.first_tile), reads, writes)
+    return GroupCost(_group_cycles(group, graph, window.first_tile), reads, writes)
+
+
+def _narrow_group_cost(group: VertexGroup, graph: Graph, window: Window) -> GroupCost:
+    return _with_traffic(_group_cost(group, graph, window), narrowed)
+
+
+def _with_traffic(cost: GroupCost, change: Callable[[Traffic], Traffic]) -> GroupCost:
+    return GroupCost(cost.vertices, [*map(change, cost.reads)], [*map(change, cost.writes)])
 
 
 def _group_cycles(group: VertexGroup, graph: Graph, first_tile: int) -> _GroupCycles:

@@ -16,14 +16,16 @@ import numpy as np
 from ipujax.runtime.cost.busiest_tiles import ExchangeCounts, distinct_columns, distinct_tiles, largest_of_ipus
 from ipujax.runtime.cost.compute_set import (
     ComputeSetCost,
+    GroupCost,
     block_shapes,
+    group_costs,
     slow_paths_of,
     whole_vertex_cycles,
     window_of,
 )
 from ipujax.runtime.cost.ipu_window import Window
 from ipujax.runtime.cost.padded_rows import padding_of_group
-from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts, traffics_of
+from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts
 from ipujax.runtime.exchange import Traffic, copy_cycles
 from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Graph, Repetition, VertexGroup, repetitions
 from ipujax.runtime.target import Machines, Target, issue_round_cycles, recalled_value
@@ -197,10 +199,11 @@ def compute_set_counts(
     window = window_of(graph, groups)
     by_group = {} if earlier_counts is None or keys is None else earlier_counts
     counts_of_groups = []
-    for group, key in zip(groups, keys or range(len(groups)), strict=True):
+    costs = group_costs(graph, compute_set, keys, window)
+    for group, key, cost in zip(groups, keys or range(len(groups)), costs, strict=True):
         place = window.first_tile, window.tiles, key
         if place not in by_group:
-            by_group[place] = _group_counts(group, window, graph)
+            by_group[place] = _group_counts(group, cost, window, graph)
         counts_of_groups.append(by_group[place])
     copied = sum((each.copied for each in counts_of_groups), np.zeros((6, window.tiles), np.int64))
     numbers = [each.vertices.on_tile for each in counts_of_groups]
@@ -222,14 +225,13 @@ def compute_set_counts(
     )
 
 
-def _group_counts(group: VertexGroup, window: Window, graph: Graph) -> GroupCounts:
+def _group_counts(group: VertexGroup, cost: GroupCost, window: Window, graph: Graph) -> GroupCounts:
     reads, writes = (
-        field_traffics([group], [traffics_of(group, graph, is_result, window)], is_result)
-        for is_result in (False, True)
+        field_traffics([group], [traffics], is_result)
+        for traffics, is_result in ((cost.reads, False), (cost.writes, True))
     )
     copied = np.concatenate([_copied(reads, False, window, graph), _copied(writes, True, window, graph)])
-    read_traffic, written_traffic = ([row.traffic for row in rows] for rows in (reads, writes))
-    return GroupCounts(_distinct_vertices(group, window, graph), read_traffic, written_traffic, copied)
+    return GroupCounts(_distinct_vertices(group, window, graph), cost.reads, cost.writes, copied)
 
 
 def _copied(rows: Sequence[FieldTraffic], results: bool, window: Window, graph: Graph) -> np.ndarray:
@@ -250,13 +252,16 @@ def _distinct_vertices(group: VertexGroup, window: Window, graph: Graph) -> _Ver
         numbers = np.zeros((group.tile.size, window.tiles), np.int64)
         numbers[np.flatnonzero(is_vertex), tile] = 1
         return _Vertices(group.codelet, shapes, *rows_of, numbers)
-    lengths = [np.broadcast_to(length, group.grid)[is_vertex] for block in shapes for length in block]
-    rows = np.stack(lengths) if lengths else np.zeros((1, len(tile)), np.int64)
-    distinct, number = distinct_columns(rows)
+    # Vertices differ in few lengths: most axes are cut into equal blocks, and several fields share an axis.
+    lengths = {id(length): length for block in shapes for length in block}
+    varying = [key for key, length in lengths.items() if length.size > 1 and (length != length.flat[0]).any()]
+    rows = [np.broadcast_to(lengths[key], group.grid)[is_vertex] for key in varying]
+    distinct, number = distinct_columns(np.stack(rows) if rows else np.zeros((1, len(tile)), np.int64))
     kinds = distinct.shape[1]
     numbers = np.bincount(number * window.tiles + tile, minlength=kinds * window.tiles).reshape(kinds, window.tiles)
-    columns = iter(distinct[:, :, None])
-    blocks = [tuple(next(columns) for _ in block) for block in shapes]
+    columns = {key: np.full((kinds, 1), length.flat[0] if length.size else 0) for key, length in lengths.items()}
+    columns |= {key: column[:, None] for key, column in zip(varying, distinct, strict=False)}
+    blocks = [tuple(columns[id(length)] for length in block) for block in shapes]
     return _Vertices(group.codelet, blocks, *rows_of, numbers)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.runtime.cost.busiest_tiles import CopyingCounts, ExchangeCounts
 from ipujax.runtime.cost.compute_set_counts import of_all_ipus
-from ipujax.runtime.cost.copy_costs import CopyCost, CopyCounts, copy_counts, cross_replica_counts
+from ipujax.runtime.cost.copy_costs import CopyCost, CopyCosts, CopyCounts, copy_counts, cross_replica_counts
 from ipujax.runtime.cost.links import Flows, link_cycles
 from ipujax.runtime.cost.transfer import StreamCounts
 from ipujax.runtime.exchange import geometry, mappings_from
@@ -77,9 +77,15 @@ def copy_key(graph: Graph, copy: Copy, first_tile: int) -> object | None:
     return "copy", views, copy.source.dtype, *(mappings_from(first_tile, tensor, graph) for tensor in tensors)
 
 
-def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Machines], CopyCycles]:
-    """Return a function from machines to the cycles of a copy; its counts are made once."""
-    parts = cross_replica_counts(graph, copy) if isinstance(copy, CrossReplicaCopy) else copy_counts(graph, copy)
+def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy, costs: CopyCosts) -> Callable[[Machines], CopyCycles]:
+    """Return a function from machines to the cycles of a copy; its counts are made once.
+
+    Args:
+        graph: of the copy.
+        copy: the copy.
+        costs: of the copies of the graph, whose parts are counted once.
+    """
+    parts = cross_replica_counts(graph, copy) if isinstance(copy, CrossReplicaCopy) else costs.counts(copy)
     operands = np.stack(
         [parts.received_bytes - parts.shared_bytes, parts.shared_bytes, parts.receives, parts.fragments]
     )

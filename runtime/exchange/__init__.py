@@ -39,5 +39,7 @@ from ipujax.runtime.exchange.traffic import (
     geometry as geometry,
     independent_parts as independent_parts,
     mappings_from as mappings_from,
+    narrowed as narrowed,
     traffic_on as traffic_on,
+    widened as widened,
 )

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from weakref import ref
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from ipujax.runtime.tensor import (
     Affine,
     Blocked,
     Concat,
+    Indexed,
     Node,
     Reshaped,
     Tensor,
@@ -201,8 +203,9 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     def compute() -> Traffic:
         return _scale_to_bytes(_count_elements(grid, access, homes, num_tiles, writes, buses), item_bytes)
 
-    # Everything that the counts depend on, and nothing of the IPU or the variables: layers share one answer.
-    view = geometry(tensor)
+    # Everything that the counts depend on, and nothing of the IPU or the variables: layers share one answer. A list of
+    # elements shares it with itself alone: the cost and the counts of its compute set have one.
+    view = geometry(tensor) or (ref(tensor.node) if isinstance(tensor.node, Indexed) else None)
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     key = view, access.dims, cuts, tile.tobytes(), homes, num_tiles, item_bytes, writes, buses
     return TrafficWindow(first, compute() if view is None else recall(("traffic", *key), compute))
@@ -301,6 +304,17 @@ def _hashable_view(node: Node, variables: Sequence[Variable]) -> tuple[object, .
             inners = tuple(_hashable_view(part, variables) for part in parts)
             return None if None in inners else (axis, inners)
     return None
+
+
+def narrowed(traffic: Traffic) -> Traffic:
+    """Return traffic in as few bytes as it takes, for a cache."""
+    members = (getattr(traffic, item.name) for item in fields(Traffic))
+    return Traffic(*(_read_only(_narrowed(values)) if values.any() else _zeros(len(values)) for values in members))
+
+
+def widened(traffic: Traffic) -> Traffic:
+    """Return `narrowed` traffic as int64, with which it can be computed."""
+    return Traffic(*(getattr(traffic, item.name).astype(np.int64, copy=False) for item in fields(Traffic)))
 
 
 def _is_in_place(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:

@@ -20,6 +20,7 @@ from ipujax.runtime.cost import (
     ComputeSetCost,
     ComputeSetCycles,
     CopyCost,
+    CopyCosts,
     CopyCycles,
     KnownCounts,
     StreamCost,
@@ -68,15 +69,16 @@ class ProgramCounts:
     def _leaves(self) -> Mapping[Leaf, Counted]:
         executable = self._executable
         leaves: dict[Leaf, Counted] = {}
+        copies = CopyCosts(executable.graph)
         groups: KnownCounts = {}  # vertex groups of compute sets that are merged differ less than these
         for leaf, cost in executable.costs.items():
             match leaf, cost:
                 case Execute(compute_set), ComputeSetCost():
                     leaves[leaf] = self._of_compute_set(compute_set, cost, groups)
                 case Copy(), CopyCost():
-                    leaves[leaf] = self._of_copy(leaf, cost)
+                    leaves[leaf] = self._of_copy(leaf, cost, copies)
                 case CrossReplicaCopy(), _:
-                    leaves[leaf] = copy_cycles_on(executable.graph, leaf), 0
+                    leaves[leaf] = copy_cycles_on(executable.graph, leaf, copies), 0
                 case _, StreamCost():
                     leaves[leaf] = self._firsts.setdefault(cost.counts.key, (stream_cycles_on(cost.counts), 0))
                 case _, SyncCost() | WaitCost():
@@ -94,14 +96,14 @@ class ProgramCounts:
         on, ipu = self._firsts[key]
         return on, cost.first_ipu - ipu
 
-    def _of_copy(self, copy: Copy, cost: CopyCost) -> Counted:
+    def _of_copy(self, copy: Copy, cost: CopyCost, copies: CopyCosts) -> Counted:
         """Return the cycles of a copy, counted once for all that are equal but for the IPU that they are inside of."""
         graph = self._executable.graph
         tiles_per_ipu = graph.target.tiles_per_ipu
         is_inside = len(cost.ipus) == 1
         key = (copy_key(graph, copy, cost.first_ipu * tiles_per_ipu) if is_inside else None) or copy
         if key not in self._firsts:
-            self._firsts[key] = copy_cycles_on(graph, copy), cost.first_ipu
+            self._firsts[key] = copy_cycles_on(graph, copy, copies), cost.first_ipu
         on, ipu = self._firsts[key]
         return on, cost.first_ipu - ipu
 

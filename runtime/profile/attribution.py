@@ -29,6 +29,7 @@ from ipujax.runtime.graph import (
     Leaf,
     Program,
     VertexGroup,
+    VertexPart,
     run_counts,
 )
 from ipujax.runtime.tensor import MERGED_WITH, Origin, compose, without_transformations
@@ -129,28 +130,28 @@ class Attribution:
             return [Share(origin, operation_name(name, origin), max(1, others)), of_latency]
         groups = self._executable.graph.groups[node.compute_set]
         weights = cost.limiting_by_group if any(cost.limiting_by_group) else [1] * len(groups)
+        parts_of_groups = [group.parts() for group in groups]
+        cycles = [sum(part.cycles for part in parts) or 1 for parts in parts_of_groups]
         # Weights of parts differ in scale from group to group: with a common multiple all stay integers.
-        scale = lcm(*(_part_cycles(group) for group in groups))
+        scale = lcm(*cycles)
         parts = [
             (number, *part)
-            for number, (group, weight) in enumerate(zip(groups, weights, strict=True))
-            for part in _parts_of(group, weight * scale // _part_cycles(group), origin, name)
+            for number, (group, inside) in enumerate(zip(groups, parts_of_groups, strict=True))
+            for part in _parts_of(group, inside, weights[number] * scale // cycles[number], origin, name)
         ]
         weight_sum = sum(weight for *_, weight in parts)
         shares = [Share(origin, name, weight, weight / weight_sum, number) for number, origin, name, weight in parts]
         return shares or [Share(origin, operation_name(name, origin), 1)]
 
 
-def _part_cycles(group: VertexGroup) -> int:
-    return sum(part.cycles for part in group.parts()) or 1
-
-
-def _parts_of(group: VertexGroup, weight: int, outer: Origin, name: str) -> Iterator[tuple[Origin, str, int]]:
+def _parts_of(
+    group: VertexGroup, parts: Sequence[VertexPart], weight: int, outer: Origin, name: str
+) -> Iterator[tuple[Origin, str, int]]:
     """Yield origin, name and weight of the parts of a vertex group: its equations if they are known, else all of it."""
-    origin = outer if group.origin == Origin() else group.origin
-    if not group.parts():
+    if not parts:
+        origin = outer if group.origin == Origin() else group.origin
         yield origin, operation_name(group.name or name, origin), weight
-    for part in group.parts():
+    for part in parts:
         yield part.origin, part.name, weight * part.cycles
 
 

@@ -133,9 +133,9 @@ class _Sum:
     busy: int = 0  # cycles in which tiles compute
     available: int = 0  # cycles of all tiles in its compute phases
 
-    def row(self, limiting_ipu: int) -> StepCost:
-        phases = {name: cycles for name, cycles in zip(PHASES, self.work.sum(0).tolist(), strict=True) if cycles}
-        by_ipu = self.work.sum(1).tolist()
+    def row(self, by_phase: list[int], by_ipu: list[int], limiting_ipu: int) -> StepCost:
+        """Return the row; `by_phase` and `by_ipu` are sums of its work."""
+        phases = {name: cycles for name, cycles in zip(PHASES, by_phase, strict=True) if cycles}
         return StepCost(
             self.origin,
             self.name,
@@ -155,8 +155,10 @@ class _Sum:
         )
 
     def _code_bytes(self) -> int:
+        if not self.codes:
+            return 0
         total = sum(tile_bytes * fraction for tile_bytes, fraction in self.codes.values())
-        return round(float(np.max(total))) if self.codes else 0
+        return round(float(np.max(total)))
 
 
 def step_costs(
@@ -167,16 +169,22 @@ def step_costs(
     table = _Table(executable, ids, has_backward(steps.values()))
     for node, shares in steps.items():
         table.add_step(node, shares, timeline.executions.get(node, 0))
+    sum_of = {variable: table.sum_of_variable(variable) for variable in executable.graph.variables}
     for variable in executable.graph.variables:
-        table.sum_of_variable(variable).variable_bytes += variable.num_bytes
+        sum_of[variable].variable_bytes += variable.num_bytes
     liveness = executable.once(liveness_tree)
     always = [item.variable for item in liveness.always if item.variable is not None]
     at_peak = [item.variable for item in liveness.at_peak if item.variable is not None]
     for variable in always:
-        table.sum_of_variable(variable).always_bytes += variable.num_bytes
+        sum_of[variable].always_bytes += variable.num_bytes
     for variable in (*always, *at_peak):
-        table.sum_of_variable(variable).peak_bytes += variable.num_bytes
-    return tuple(row.row(limiting_ipu) for row in table.sums.values())
+        sum_of[variable].peak_bytes += variable.num_bytes
+    rows = list(table.sums.values())
+    if not rows:
+        return ()
+    work = np.array([row.work for row in rows])
+    sums = zip(rows, work.sum(1).tolist(), work.sum(2).tolist(), strict=True)
+    return tuple(row.row(by_phase, by_ipu, limiting_ipu) for row, by_phase, by_ipu in sums)
 
 
 class _Table:
@@ -310,8 +318,9 @@ class StepRows:
         self._attribution = attribution
         self._has_backward = any(row.origin.part == "backward" for row in rows)
         self._numbers = {row_key(row.origin, row.name): number for number, row in enumerate(rows)}
-        # Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
-        self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...], tuple[str, ...]], dict[int, int]] = {}
+        self._groups: dict[tuple[Program, int], dict[int, int]] = {}  # by step and number of its caller
+        self._callers: dict[object, int] = {}
+        self._caller_by_id: dict[int, tuple[int, Origin]] = {}  # all steps of a call have one object, kept for its id
 
     def of(self, node: Program, caller: Origin) -> tuple[int, ...]:
         """Return the numbers of the rows of a leaf or decision, the one with its largest share first."""
@@ -326,16 +335,24 @@ class StepRows:
             node: the leaf or decision.
             caller: origin of the call that runs it, `Origin()` outside of functions.
         """
-        key = node, caller, caller.layer, caller.part, caller.names, caller.places
-        if key not in self._cached:
+        key = node, self._number_of_caller(caller)
+        if key not in self._groups:
             groups: dict[int, int] = {}
             own_shares = self._attribution.own_shares(node)
             for share in sorted(own_shares, key=lambda share: (share.is_latency, -share.weight)):
                 origin = compose(caller, share.origin) if caller != Origin() else share.origin
                 row_origin = origin_of_row(origin, has_backward=self._has_backward)
                 groups.setdefault(self._numbers[row_key(row_origin, share.name)], share.group)
-            self._cached[key] = groups
-        return self._cached[key]
+            self._groups[key] = groups
+        return self._groups[key]
+
+    def _number_of_caller(self, caller: Origin) -> int:
+        """Return a number of a caller, one for equal ones."""
+        if id(caller) not in self._caller_by_id:
+            # Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
+            key = caller, caller.layer, caller.part, caller.names, caller.places
+            self._caller_by_id[id(caller)] = self._callers.setdefault(key, len(self._callers)), caller
+        return self._caller_by_id[id(caller)][0]
 
     def of_members(self, members: Iterable[tuple[Program, Origin]]) -> tuple[int, ...]:
         """Return the numbers of the rows of several steps, in their order, each step with the origin of its call."""

@@ -76,7 +76,7 @@ class Reshaped:
         return self.source.has_broadcast
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Indexed:
     """List of elements: element i is flat element `index[i]` of `variables[which[i]]`; read-only int64 arrays."""
 

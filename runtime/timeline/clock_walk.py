@@ -24,6 +24,7 @@ from ipujax.runtime.graph import (
     Block,
     Branch,
     Call,
+    Leaf,
     Loop,
     PipelineTask,
     Program,
@@ -200,6 +201,8 @@ class Walk:
     def visit(self, program: Program, clocks: Clocks, times: int, caller: Origin) -> Iterator[TimelineStep]:
         """Advance clocks over one run of a part of the program, counted as several runs; see `run`."""
         match program:
+            case Leaf():  # first: most nodes are
+                yield self._run_leaf(program, clocks, times, caller)
             case Call() if self.has_tasks and program.task is not None and clocks.task_ipu is None:
                 yield self._run_task(program, program.task, clocks, times, caller)
             case Call(function, origin):
@@ -224,7 +227,7 @@ class Walk:
             case WriteUndef():  # a hint to the compiler, which does nothing
                 return
             case _:
-                yield self._run_leaf(program, clocks, times, caller)
+                raise AssertionError("a program is a leaf or a form of control")
 
     def _iteration(
         self, parts: Iterable[Program], clocks: Clocks, times: int, caller: Origin
@@ -238,17 +241,16 @@ class Walk:
         state = clocks.state
         clocks.sums.add_step(leaf, step, times, caller.part)
         step.start(state)
-        ipus = list(step.ipus)
-        starts = state[ipus, 0].tolist()
+        starts = state[step.rows, 0].tolist()
         task_ipu = clocks.task_ipu
         if task_ipu is not None and clocks.begin is None and step.cycles[task_ipu]:
             clocks.begin = state[task_ipu].copy()
         step.finish(state)
-        maxplus.check_time(int(state.max()))
-        ends = state[ipus, 0].tolist()
+        ends = state[step.rows, 0].tolist()
         if step.transfers:  # the span of I/O tiles: their IPU goes on at once
             ends = [int(state[row, 0]) for row, _, _ in step.transfers]
             starts = [end - cycles for end, (_, _, cycles) in zip(ends, step.transfers, strict=True)]
+        maxplus.check_time(max(ends, default=0) if state.shape[1] == 1 else int(state.max()))
         return TimelineStep(leaf, step.ipus, tuple(starts), tuple(ends), caller=caller, times=times)
 
     # --- loops ---

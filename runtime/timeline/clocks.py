@@ -40,6 +40,7 @@ class ClockStep:
         delivers: arrivals at the end of the step, as (row of the state, rows of the senders: IPUs or I/O tiles).
         transfers: transfers of I/O tiles beside the work, as (row of their clock, IPU, cycles).
         cycles: sum of `work` over phases, int64[num_ipus].
+        rows: `ipus` as an index of the state, int64[IPUs that take part].
     """
 
     work: np.ndarray
@@ -52,10 +53,12 @@ class ClockStep:
     delivers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     transfers: tuple[tuple[int, int, int], ...] = ()
     cycles: np.ndarray = field(init=False)
+    rows: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self.work.setflags(write=False)
         object.__setattr__(self, "cycles", self.work.sum(1))
+        object.__setattr__(self, "rows", np.array(self.ipus, np.int64))
 
     def start(self, state: np.ndarray) -> None:
         """Advance the clocks of `state`, in place, over all waits before the work."""
@@ -70,13 +73,13 @@ class ClockStep:
 
     def finish(self, state: np.ndarray) -> None:
         """Advance the clocks of a started `state`, in place, over work and transfers; free slots and deliver."""
-        state[: len(self.cycles)] += self.cycles[:, None]
+        of_ipus = state[: len(self.cycles)]
+        of_ipus += self.cycles[:, None]
         for row, ipu, cycles in self.transfers:
             state[row] = np.maximum(state[row], state[ipu]) + cycles  # when I/O tiles and their IPU are ready
-        # A slot is free only after its last reader, so later writers wait for all of them.
-        readers = list(self.senders or self.ipus)
-        if self.frees and readers:
+        if self.frees and (self.senders or self.ipus):
+            # A slot is free only after its last reader, so later writers wait for all of them.
             frees = list(self.frees)
-            state[frees] = np.maximum(state[frees], state[readers].max(0))
+            state[frees] = np.maximum(state[frees], state[list(self.senders or self.ipus)].max(0))
         for row, senders in self.delivers:
             state[row] = np.maximum(state[row], state[list(senders)].max(0))

@@ -68,7 +68,8 @@ def spans_of(walk: Walk, max_steps: int = MAX_STEPS) -> Spans:
     size_of = fold(partial(_num_spans, walk.steps))
     spare_steps = _SpareSteps(max(0, max_steps - size_of(walk.program)), size_of)
     steps = replace(walk, unfolded=spare_steps.unfolded).run(walk.clocks_at_start())
-    rows = [_span_row(step, walk) for step in steps if step.ipus or step.sums]
+    rows_of = _Rows(walk)
+    rows = [rows_of.row(step) for step in steps if step.ipus or step.sums]
     return _to_columns(_merge_neighbours(rows, max_steps), walk.num_ipus)
 
 
@@ -81,7 +82,8 @@ class _Row:
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     work: np.ndarray  # [num_ipus, 5]
-    transfer_cycles: np.ndarray  # [num_ipus]
+    busy_cycles: int  # sum of `work`
+    transfer_cycles: np.ndarray | None  # [num_ipus]; None without transfers
     members: tuple[Member, ...]
     iterations: int = 1
     merged_steps: int = 1
@@ -111,17 +113,29 @@ class _SpareSteps:
         return unfolded
 
 
-def _span_row(step: TimelineStep, walk: Walk) -> _Row:
-    """Return the row of a leaf, or of further iterations of a loop."""
-    if (sums := step.sums) is not None:
-        work, transfer_cycles = sums.work, sums.overlapped
-        return _Row(step.program, step.ipus, step.starts, step.ends, work, transfer_cycles, (), step.repeats)
-    clock_step = walk.steps[step.program]
-    transfer_cycles = np.zeros(walk.num_ipus, np.int64)
-    for _, ipu, cycles in clock_step.transfers:
-        transfer_cycles[ipu] += cycles
-    members = ((step.program, step.caller),)
-    return _Row(step.program, step.ipus, step.starts, step.ends, clock_step.work, transfer_cycles, members)
+class _Rows:
+    """Rows of the steps of a walk; what all runs of a leaf have in common is computed once."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._of_leaves: dict[Program, tuple[np.ndarray, int, np.ndarray | None]] = {}
+
+    def row(self, step: TimelineStep) -> _Row:
+        """Return the row of a leaf, or of further iterations of a loop."""
+        times = step.program, step.ipus, step.starts, step.ends
+        if (sums := step.sums) is not None:
+            transfer_cycles = sums.overlapped if sums.overlapped.any() else None
+            return _Row(*times, sums.work, int(sums.work.sum()), transfer_cycles, (), step.repeats)
+        if step.program not in self._of_leaves:
+            self._of_leaves[step.program] = self._of_leaf(self._walk.steps[step.program])
+        return _Row(*times, *self._of_leaves[step.program], ((step.program, step.caller),))
+
+    def _of_leaf(self, step: ClockStep) -> tuple[np.ndarray, int, np.ndarray | None]:
+        """Return the work of a leaf, the sum of that, and the cycles of its transfers."""
+        transfer_cycles = np.zeros(self._walk.num_ipus, np.int64)
+        for _, ipu, cycles in step.transfers:
+            transfer_cycles[ipu] += cycles
+        return step.work, int(step.work.sum()), transfer_cycles if transfer_cycles.any() else None
 
 
 def _merge_rows(rows: list[_Row]) -> _Row:
@@ -134,20 +148,23 @@ def _merge_rows(rows: list[_Row]) -> _Row:
         for ipu, start, end in zip(row.ipus, row.starts, row.ends, strict=True):
             first.setdefault(ipu, start)
             last[ipu] = end
-    work, transfer_cycles = (sum(getattr(row, name) for row in rows) for name in ("work", "transfer_cycles"))
-    by_work = sorted(rows, key=lambda row: -int(row.work.sum()))
+    work = np.add.reduce([row.work for row in rows])
+    moved = [row.transfer_cycles for row in rows if row.transfer_cycles is not None]
+    by_work = sorted(rows, key=lambda row: -row.busy_cycles)
     ipus = tuple(sorted(first))
     starts, ends = (tuple(times[ipu] for ipu in ipus) for times in (first, last))
     members = tuple(member for row in by_work for member in row.members)
     merged_steps = sum(row.merged_steps * row.iterations for row in rows)
-    return _Row(by_work[0].node, ipus, starts, ends, work, transfer_cycles, members, 1, merged_steps)
+    busy_cycles = sum(row.busy_cycles for row in rows)
+    transfer_cycles = np.add.reduce(moved) if moved else None
+    return _Row(by_work[0].node, ipus, starts, ends, work, busy_cycles, transfer_cycles, members, 1, merged_steps)
 
 
 def _merge_neighbours(rows: list[_Row], max_rows: int) -> list[_Row]:
     """Merge neighbouring rows where there are too many."""
     # Transfers on I/O tiles are not merged: they overlap with the rows around them.
-    plain = [row for row in rows if not row.transfer_cycles.any() or row.work.any()]
-    transfers = [row for row in rows if row.transfer_cycles.any() and not row.work.any()]
+    plain = [row for row in rows if row.transfer_cycles is None or row.busy_cycles]
+    transfers = [row for row in rows if row.transfer_cycles is not None and not row.busy_cycles]
     size = -(-len(plain) // max_rows)
     if size > 1:
         plain = [_merge_rows(plain[n : n + size]) for n in range(0, len(plain), size)]
@@ -162,7 +179,9 @@ def _to_columns(rows: list[_Row], num_ipus: int) -> Spans:
         for name in ("ipus", "starts", "ends")
     )
     work = np.array([row.work for row in rows], np.int64).reshape(-1, num_ipus, len(PHASES))
-    transfer_cycles = np.array([row.transfer_cycles for row in rows], np.int64).reshape(-1, num_ipus)
+    none = np.zeros(num_ipus, np.int64)
+    moved = [none if row.transfer_cycles is None else row.transfer_cycles for row in rows]
+    transfer_cycles = np.array(moved, np.int64).reshape(-1, num_ipus)
     order = np.lexsort((step, start, ipu))
     step, ipu, start, end = (column[order] for column in (step, ipu, start, end))
     iterations = np.array([row.iterations for row in rows], np.int64)

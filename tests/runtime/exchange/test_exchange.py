@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from ipujax.runtime.cache import cached_calls
+from ipujax.runtime.cache import cached_calls, find_arrays
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles
 from ipujax.runtime.exchange.blocks import count_blocks
@@ -560,6 +560,21 @@ def test_answers_depend_on_geometry_and_not_on_the_variable() -> None:
     assert np.array_equal(elementwise(graph, half.transpose((1, 0)), other).sent_bytes * 2, first.sent_bytes)
     with pytest.raises(ValueError, match="read-only"):
         first.sent_bytes[0] = 1
+
+
+def test_a_list_of_elements_is_counted_once() -> None:
+    """The cost of its compute set, and the counts for other machines, share an answer that keeps no list alive."""
+    graph = graph_of(4)
+    x, other = (scattered(graph.add_variable((6, 4), F32, name, grid((6, 4), (2, 2))).flatten()) for name in "xy")
+    assert isinstance(x.node, Indexed)
+    group = random_group(np.random.default_rng(0), x, 4, False)
+    first = as_rows(traffic(group, 0, graph), 4)
+    counted = cached_calls()
+    np.testing.assert_array_equal(as_rows(traffic(group, 0, graph), 4), first)
+    assert set(cached_calls()) == set(counted)
+    traffic(random_group(np.random.default_rng(0), other, 4, False), 0, graph)
+    assert set(cached_calls()) > set(counted)
+    assert not [array for array in find_arrays(cached_calls()) if array is x.node.index]
 
 
 @pytest.mark.parametrize("writes", [False, True])
