@@ -260,9 +260,9 @@ def run_layer(
         terms = inputs if multiplies_before_loop else weights.biases[None] if joins else weighted(inputs)
         parts = zip(Stack(weights.order, terms).split(cell.groups), outputs, output_biases, strict=True)
         groups = [Group(each, u.array, biases, inputs if joins else None) for each, u, biases in parts]
-        new, kept = cell.step(groups, state, functions)
+        new, past = cell.step(groups, state, functions)
         output = where(runs, new[0], 0) if returns_outputs else None
-        return where_each(runs, new, state), (output, kept if keeps_intermediates else ())
+        return where_each(runs, new, state), (output, past if keeps_intermediates else ())
 
     scanned = weighted(x) if multiplies_before_loop else x
     last, (all_outputs, intermediates) = lax.scan(step, tuple(start), (scanned, running))

@@ -107,8 +107,8 @@ def load_of_batch(
     # I/O tiles fetch the first micro-batch before the loop, and in each iteration the next one while others compute.
     fetched = on_io_tiles(graph, name, memory_order(row) or MemoryOrder.own(row.shape), row.dtype)
     start = graph.add_constant(np.zeros(1, np.int32), "first row", on_one_tile(1, 0))
-    moved = as_row_of(memory, fetched)
-    first, following = (RemoteIn(buffer, moved, at, graph.origin, overlaps=True) for at in (start, _one(ahead())))
+    rows = as_row_of(memory, fetched)
+    first, following = (RemoteIn(buffer, rows, at, graph.origin, overlaps=True) for at in (start, _one(ahead())))
     copy = Copy(fetched, row, f"{name}/row", graph.origin)
     return RowMove(row, first=(first,), copies=(copy,), transfers=(following,), last=(Wait(fetched, graph.origin),))
 

@@ -261,8 +261,8 @@ def for_planners(target: Target, choice: Choice, options: Options) -> Target:
     """
     share = options.available_memory_proportion
     if share is None:
-        most = next((most for min_cost, most in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
-        share = min(most, target.available_memory_proportion)
+        proportion = next((proportion for min_cost, proportion in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
+        share = min(proportion, target.available_memory_proportion)
     return replace(target, available_memory_proportion=share, bytes_per_tile=choice.tile_bytes)
 
 

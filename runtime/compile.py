@@ -173,8 +173,8 @@ class Executable(Shared):
     def byte_costs(self) -> tuple[float, ...]:
         """Costs per byte at which it was planned, until it fitted; the last is that of the graph."""
         byte_cost = self.graph.byte_cost_cycles
-        others = dict.fromkeys(each.byte_cost for each in self.attempts if each.byte_cost != byte_cost)
-        return *others, byte_cost
+        other_costs = dict.fromkeys(each.byte_cost for each in self.attempts if each.byte_cost != byte_cost)
+        return *other_costs, byte_cost
 
     @property
     def byte_cost_added_cycles(self) -> int | None:

@@ -126,11 +126,11 @@ def _breakdown(data: Any) -> bool:
     """Return whether the items at the peak add up to the bytes of the fullest tile and of all tiles."""
     report = MemoryReport.from_data(Target.from_data(data["target"]), data["memory"])
     breakdown = report.breakdown
-    here = sum(item.num_bytes for item in breakdown.items)
+    num_bytes = sum(item.num_bytes for item in breakdown.items)
     everywhere = sum(item.total_bytes for item in breakdown.items)
     tiles = breakdown.tile, breakdown.num_tiles
     are_tiles = tiles == (report.worst_tile, len(report.tile_bytes))
-    return are_tiles and (here, everywhere) == (report.max_tile_bytes, report.total_bytes)
+    return are_tiles and (num_bytes, everywhere) == (report.max_tile_bytes, report.total_bytes)
 
 
 def _shared(data: Any) -> bool:

@@ -98,10 +98,10 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[TracebackType, bo
 
 
 def _of_user(traceback: TracebackType | None) -> TracebackType | None:
-    shown: TracebackType | None = None
+    frames: TracebackType | None = None
     for each in reversed([frame for frame, is_shown in _frames(traceback) if is_shown]):
-        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return shown
+        frames = TracebackType(frames, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return frames
 
 
 def _hide(traceback: TracebackType | None) -> None:
@@ -111,20 +111,21 @@ def _hide(traceback: TracebackType | None) -> None:
 
 
 def _shorten_with_cause(error: Exception) -> None:
-    shown = _of_user(error.__traceback__)
-    whole = UnfilteredTraceback(f"{type(error).__name__} with the frames of ipujax").with_traceback(error.__traceback__)
-    whole.__cause__ = error.__cause__
-    whole.__context__ = error.__context__
-    whole.__suppress_context__ = error.__suppress_context__
-    error.__traceback__ = shown
-    error.__cause__ = whole
+    frames = _of_user(error.__traceback__)
+    unfiltered = UnfilteredTraceback(f"{type(error).__name__} with the frames of ipujax")
+    unfiltered.__traceback__ = error.__traceback__
+    unfiltered.__cause__ = error.__cause__
+    unfiltered.__context__ = error.__context__
+    unfiltered.__suppress_context__ = error.__suppress_context__
+    error.__traceback__ = frames
+    error.__cause__ = unfiltered
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Return an error and those that Python prints before it."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
+    while each is not None and id(each) not in visited:
+        visited.add(id(each))
         yield each
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)

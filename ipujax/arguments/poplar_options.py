@@ -42,14 +42,14 @@ def _flag(value: Any) -> bool:
     raise _Invalid("true or false", '"true" or "false"')
 
 
-def _count_from(least: int) -> Parser:
+def _count_from(minimum: int) -> Parser:
     def count(value: Any) -> int:
         try:
-            number = int(value) if not isinstance(value, bool | float) else least - 1
+            number = int(value) if not isinstance(value, bool | float) else minimum - 1
         except (TypeError, ValueError):
-            number = least - 1
-        if number < least:
-            raise _Invalid("a count", f"a whole number, at least {least}")
+            number = minimum - 1
+        if number < minimum:
+            raise _Invalid("a count", f"a whole number, at least {minimum}")
         return number
 
     return count
@@ -289,10 +289,10 @@ def read_options(
     for name, value in {**(options or {}), **overriding}.items():
         if name not in table:
             listed = sorted(table)[:_NEAR_NAMES]
-            more = ", …" if len(table) > len(listed) else ""
+            ellipsis = ", …" if len(table) > len(listed) else ""
             raise kind(
                 f"no {group} option is called {name!r}",
-                expected=f"one of {', '.join(listed)}{more}",
+                expected=f"one of {', '.join(listed)}{ellipsis}",
                 got=repr(name),
                 hint=nearest(str(name), table),
             )

@@ -103,12 +103,12 @@ class CheckReport:
         """
         if self.mismatch is None:
             return
-        found = self.mismatch
+        mismatch = self.mismatch
         raise ResultMismatchError(
-            f"{self.function}: {found.primitive or 'a result'} is computed wrongly by {found.found_in}",
-            where=found.line or None,
-            expected=f"{found.expected}, element {list(found.index)} of {found.type} by plain JAX",
-            got=f"{found.got}, which rounding does not explain",
+            f"{self.function}: {mismatch.primitive or 'a result'} is computed wrongly by {mismatch.found_in}",
+            where=mismatch.line or None,
+            expected=f"{mismatch.expected}, element {list(mismatch.index)} of {mismatch.type} by plain JAX",
+            got=f"{mismatch.got}, which rounding does not explain",
             hint="report this program: ipujax lowers it wrongly; ipu.CPU() computes it without a machine",
         )
 
@@ -122,7 +122,7 @@ class CheckReport:
             kind = "error" if row.is_error else "rounding" if row.program or row.tiles else "equal"
             lines.append(f"  {row.name} {row.type}: program {row.program:.3g}{tiles} ({kind})")
         counts = {"did not run": self.not_run, "have operands off the chip": self.without_operands}
-        lines += [f"  {count:,} equations {what}" for what, count in counts.items() if count]
+        lines += [f"  {count:,} equations {text}" for text, count in counts.items() if count]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def __str__(self) -> str:

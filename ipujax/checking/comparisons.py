@@ -80,11 +80,11 @@ def compare_passes(jaxprs: Mapping[str, ClosedJaxpr], operands: Sequence[Any]) -
     changed = [computed[0]]
     changed += [after for before, after in pairwise(computed) if after[1] is not before[1]]
     results = plain_results(computed[0][1], operands)
-    found = _first_mismatch(changed, operands, sizes, one_by_one=False)
+    mismatch = _first_mismatch(changed, operands, sizes, one_by_one=False)
     # XLA may compile a whole function wrongly: an error of a pass is there without its fusions, too.
-    if found is not None:
-        found = _first_mismatch(changed, operands, sizes, one_by_one=True)
-    return PassValues(results, lambda: sizes().results, found, first)
+    if mismatch is not None:
+        mismatch = _first_mismatch(changed, operands, sizes, one_by_one=True)
+    return PassValues(results, lambda: sizes().results, mismatch, first)
 
 
 def _first_mismatch(
@@ -96,11 +96,11 @@ def _first_mismatch(
 ) -> Mismatch | None:
     """Return the first equation whose value a pass changes, of the jaxprs of passes that change anything."""
     with_calls = [jaxpr for name, jaxpr in changed if name in _WITH_CALLS]
-    others = [jaxpr for name, jaxpr in changed if name not in _WITH_CALLS]
-    values = plain_values(with_calls, others, operands, one_by_one=one_by_one)
+    without_calls = [jaxpr for name, jaxpr in changed if name not in _WITH_CALLS]
+    values = plain_values(with_calls, without_calls, operands, one_by_one=one_by_one)
     steps = zip(changed[1:], values[1:], values[:-1], strict=True)
-    found = (x for (name, jaxpr), after, before in steps for x in _mismatches(name, jaxpr, after, before, sizes))
-    return next(found, None)
+    mismatches = (x for (name, jaxpr), after, before in steps for x in _mismatches(name, jaxpr, after, before, sizes))
+    return next(mismatches, None)
 
 
 def first_plain(jaxprs: Mapping[str, ClosedJaxpr]) -> str:
@@ -128,29 +128,29 @@ def _mismatches(
                 pair = values.variables[var], before.variables[var]
                 if is_equal(*pair) or var not in sizes().variables:
                     continue
-                found = difference(*pair, sizes().variables[var], is_sampled=True)
-                if found.is_error:
-                    yield _mismatch_of_passes(name, eqn, var, found)
+                deviation = difference(*pair, sizes().variables[var], is_sampled=True)
+                if deviation.is_error:
+                    yield _mismatch_of_passes(name, eqn, var, deviation)
     definitions: dict[Any, JaxprEqn] = {var: eqn for eqn in body.eqns for var in eqn.outvars}
     pairs = zip(values.results, before.results, strict=True)
     for number, (var, pair) in enumerate(zip(body.outvars, pairs, strict=True)):
         if is_equal(*pair):
             continue
-        found = difference(*pair, sizes().results[number], is_sampled=True)
-        if found.is_error:
-            yield _mismatch_of_passes(name, definitions.get(var) if isinstance(var, Var) else None, var, found)
+        deviation = difference(*pair, sizes().results[number], is_sampled=True)
+        if deviation.is_error:
+            yield _mismatch_of_passes(name, definitions.get(var) if isinstance(var, Var) else None, var, deviation)
 
 
-def _mismatch_of_passes(name: str, eqn: JaxprEqn | None, var: Any, found: Difference) -> Mismatch:
+def _mismatch_of_passes(name: str, eqn: JaxprEqn | None, var: Any, deviation: Difference) -> Mismatch:
     return Mismatch(
         f"pass {name}",
         "" if eqn is None else eqn.primitive.name,
         "" if eqn is None else source_line(eqn),
         "" if eqn is None else layer_of(eqn),
         type_text(var.aval),
-        found.index,
-        found.expected,
-        found.got,
+        deviation.index,
+        deviation.expected,
+        deviation.got,
     )
 
 
@@ -206,8 +206,8 @@ def compare_equations(
     ran = [each for each in of_program if np.any(values[each.was_run])]
     runs = [run for each in ran if (run := _run(each, values, replicas)) is not None]
     parts = (runs[start : start + _AT_ONCE] for start in range(0, len(runs), _AT_ONCE))
-    found = (_mismatch(run, *row, found_in) for part in parts for run, row in _errors(part, replicas))
-    return ProgramComparison(next(found, None), len(runs), len(of_program) - len(ran), len(ran) - len(runs))
+    mismatches = (_mismatch(run, *row, found_in) for part in parts for run, row in _errors(part, replicas))
+    return ProgramComparison(next(mismatches, None), len(runs), len(of_program) - len(ran), len(ran) - len(runs))
 
 
 def _run(probed: ProbedEquation, values: Values, replicas: int) -> _Run | None:
@@ -253,9 +253,9 @@ def _errors(runs: Sequence[_Run], replicas: int) -> Iterator[tuple[_Run, tuple[i
     for (run, expected), sizes in zip(differ, all_sizes, strict=True):
         is_sampled = holds_equations(run.probed.equation)
         for number, rows in enumerate(zip(run.results, expected, sizes, strict=True)):
-            found = difference(*(_of_run(run, x) for x in rows), is_sampled=is_sampled)
-            if found.is_error:
-                yield run, (number, found)
+            deviation = difference(*(_of_run(run, x) for x in rows), is_sampled=is_sampled)
+            if deviation.is_error:
+                yield run, (number, deviation)
                 break
 
 
@@ -276,12 +276,12 @@ def _sizes(eqn: JaxprEqn, operands: list[Any], results: list[Any], replicas: int
     return list(jax.vmap(partial(rounding_sizes, eqn), axis_size=replicas)(operands, results))
 
 
-def _mismatch(run: _Run, number: int, found: Difference, found_in: str) -> Mismatch:
+def _mismatch(run: _Run, number: int, deviation: Difference, found_in: str) -> Mismatch:
     probed = run.probed
     eqn = probed.equation
     aval: Any = eqn.outvars[number].aval
     origin = probed.origin
-    index = found.index if run.ran.size > 1 else found.index[1:]
+    index = deviation.index if run.ran.size > 1 else deviation.index[1:]
     return Mismatch(
         found_in,
         _of_user(probed).primitive.name,
@@ -289,8 +289,8 @@ def _mismatch(run: _Run, number: int, found: Difference, found_in: str) -> Misma
         origin.layer,
         type_text(aval),
         index,
-        found.expected,
-        found.got,
+        deviation.expected,
+        deviation.got,
     )
 
 

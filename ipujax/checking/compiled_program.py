@@ -82,16 +82,16 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
         all_results[_TILES] = tile_run.results
         on_tiles = compare_equations(probes.equations, tile_run.probes, replicas, _TILES)
     rows = _result_rows(lowered, by_passes, all_results)
-    found = by_passes.mismatch or comparison.mismatch or on_tiles.mismatch
-    if found is None and any(row.is_error for row in rows):
-        found, note = _of_results(lowered, operands, by_passes, all_results)
+    mismatch = by_passes.mismatch or comparison.mismatch or on_tiles.mismatch
+    if mismatch is None and any(row.is_error for row in rows):
+        mismatch, note = _of_results(lowered, operands, by_passes, all_results)
         notes += [note] if note else []
-    if found is None:
+    if mismatch is None:
         rows = tuple(replace(row, is_error=False) for row in rows)
     return CheckReport(
         str(lowered.name),
         rows,
-        found,
+        mismatch,
         comparison.equations,
         comparison.not_run,
         comparison.without_operands,
@@ -106,9 +106,9 @@ def _refuse(lowered: Lowered) -> None:
         ("cycle_count" in lowered.primitives, "reads the cycle counter, which plain JAX lacks", "leave it out"),
         (lowered.spread is not None, "runs on several instances together", "one instance"),
     )
-    for is_so, what, hint in reasons:
+    for is_so, reason, hint in reasons:
         if is_so:
-            raise ArgumentError(f"{lowered.name} cannot be checked: it {what}", hint=hint)
+            raise ArgumentError(f"{lowered.name} cannot be checked: it {reason}", hint=hint)
 
 
 def _on_one_device(x: Any, aval: Any) -> Any:
@@ -172,9 +172,9 @@ def _result_rows(
     columns = {name: _differences(values, by_passes) for name, values in results.items()}
     rows = []
     for number, (name, x) in enumerate(zip(names, by_passes.results, strict=True)):
-        found = {by: differences[number] for by, differences in columns.items()}
-        largest = {by: each.largest for by, each in found.items()}
-        is_error = any(each.is_error for each in found.values())
+        by_executor = {by: differences[number] for by, differences in columns.items()}
+        largest = {by: each.largest for by, each in by_executor.items()}
+        is_error = any(each.is_error for each in by_executor.values())
         rows.append(ResultDifference(name, type_text(x), largest[_PROGRAM], largest.get(_TILES), is_error))
     return tuple(rows)
 
@@ -208,17 +208,17 @@ def _of_results(
     # Equations that XLA compiles together may be wrong, and right one by one.
     plain = results_one_by_one(lowered.jaxpr, operands)
     for found_in, values in results.items():
-        for number, found in enumerate(_differences(values, replace(by_passes, results=plain))):
-            if found.is_error:
-                return _result_mismatch(lowered.jaxpr, number, found, found_in), ""
+        for number, deviation in enumerate(_differences(values, replace(by_passes, results=plain))):
+            if deviation.is_error:
+                return _result_mismatch(lowered.jaxpr, number, deviation, found_in), ""
     return None, "XLA computes the function wrongly as a whole: the program agrees with its equations one by one"
 
 
-def _result_mismatch(jaxpr: ClosedJaxpr, number: int, found: Difference, found_in: str) -> Mismatch:
+def _result_mismatch(jaxpr: ClosedJaxpr, number: int, deviation: Difference, found_in: str) -> Mismatch:
     body = unwrapped(jaxpr).jaxpr.jaxpr
     var = body.outvars[number]
     eqn = next((eqn for eqn in body.eqns if any(var is out for out in eqn.outvars)), None)
     nowhere = ("", "", "")
     source: tuple[str, str, str] = nowhere if eqn is None else (eqn.primitive.name, source_line(eqn), layer_of(eqn))
     type_of_result = type_text(jaxpr.out_avals[number])
-    return Mismatch(found_in, *source, type_of_result, found.index, found.expected, found.got)
+    return Mismatch(found_in, *source, type_of_result, deviation.index, deviation.expected, deviation.got)

@@ -117,8 +117,8 @@ def _changes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> 
 def _sum_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[jax.Array]:
     """Return the sizes of errors of sums: magnitudes and numbers of terms are sums of the same form."""
     params = dict(eqn.params)
-    if (wanted := params.get("preferred_element_type")) is not None:
-        params["preferred_element_type"] = _WIDE.get(jnp.dtype(wanted), wanted)
+    if (accumulator_dtype := params.get("preferred_element_type")) is not None:
+        params["preferred_element_type"] = _WIDE.get(jnp.dtype(accumulator_dtype), accumulator_dtype)
     in_wide = eqn.replace(params=params)
     magnitudes = eval_equation(in_wide, *(_magnitude_like(x) if is_inexact(x) else x for x in operands))
     ones = [lax.optimization_barrier(jnp.ones_like(_magnitude_like(x))) if is_inexact(x) else x for x in operands]

@@ -46,8 +46,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ArgumentError(problem, expected=f"--dir FOLDER, or {CACHE_DIR} in the environment", got="neither")
     try:
         if args.clear:
-            removed, left = directory.clear()
-            say("\n".join([f"{_amount(removed)} removed from {directory.path}", *(f"left: {text}" for text in left)]))
+            removed, unread = directory.clear()
+            say("\n".join([f"{_amount(removed)} removed from {directory.path}", *(f"left: {text}" for text in unread)]))
             return 0
         files = directory.files()
         irregular = directory.irregular_entries()

@@ -180,8 +180,8 @@ def _trip_count(text: str) -> tuple[str, int]:
 def _options_of_jax(args: argparse.Namespace) -> list[str]:
     """Return the options that are given, and mean functions of `jax.jit` alone."""
     names = ("device", "replicas", "batch_size", "all", "min_cycles", "only", "trip_count")
-    given = [name for name in names if (value := getattr(args, name)) or type(value) is float]  # 0.0 is one too
-    return [f"--{name.replace('_', '-')}" for name in given]
+    set_options = [name for name in names if (value := getattr(args, name)) or type(value) is float]  # 0.0 is one too
+    return [f"--{name.replace('_', '-')}" for name in set_options]
 
 
 def _check_no_jax_arguments(args: argparse.Namespace) -> None:
@@ -260,9 +260,9 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-def _distinct_profiles(rows: Sequence[ProfiledCalls], others: Mapping[str, Profile]) -> dict[str, Profile]:
+def _distinct_profiles(rows: Sequence[ProfiledCalls], profiles_by_name: Mapping[str, Profile]) -> dict[str, Profile]:
     """Return the profiles of functions by names that no other program has."""
-    names = _distinct([*others, *(row.name for row in rows)])[len(others) :]
+    names = _distinct([*profiles_by_name, *(row.name for row in rows)])[len(profiles_by_name) :]
     return {name: row.profile for name, row in zip(names, rows, strict=True) if row.profile is not None}
 
 

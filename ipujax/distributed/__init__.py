@@ -162,8 +162,8 @@ def gather(tree: Any, specs: Any = _SPLIT) -> Any:
             problem = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
             raise ArgumentValueError(problem, expected=f"{dim + 1} dimensions or more", got=describe(x))
     leaves, structure = _stacked("ipu.distributed.gather", tree)
-    whole = [x[0] if dim is None else jnp.concatenate(x, dim) for x, dim in zip(leaves, dims, strict=True)]
-    return jax.tree.unflatten(structure, whole)
+    entire = [x[0] if dim is None else jnp.concatenate(x, dim) for x, dim in zip(leaves, dims, strict=True)]
+    return jax.tree.unflatten(structure, entire)
 
 
 def _stacked(action: str, tree: Any, refused: tuple[Any, ...] = ()) -> tuple[list[jax.Array], Any]:

@@ -267,8 +267,8 @@ class _Run:
         status = instance.process.returncode
         if status and self._code is None:
             is_killed = f"was killed by signal {-status} ({signal.Signals(-status).name})" if status < 0 else ""
-            others = ", ".join(str(other.index) for other in self._running)
-            ending = f"; ending instance{'s' * (len(self._running) > 1)} {others}" if others else ""
+            running = ", ".join(str(other.index) for other in self._running)
+            ending = f"; ending instance{'s' * (len(self._running) > 1)} {running}" if running else ""
             self._report(f"instance {instance.index} {is_killed or f'failed with exit code {status}'}{ending}")
             self._end(status if status > 0 else 128 - status, signal.SIGTERM, _OTHERS_SECONDS)
 

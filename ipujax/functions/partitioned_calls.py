@@ -126,11 +126,11 @@ class PartitionedCalls:
         self, runner: Callable[..., _Outcome], leaves: list[Any], tree: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         with running_without_mesh():
-            moved = {n: local for n, leaf in enumerate(leaves) if (local := _local(leaf)) is not leaf}
-            if moved:
-                args, kwargs = jax.tree.unflatten(tree, [moved.get(n, leaf) for n, leaf in enumerate(leaves)])
+            local_leaves = {n: local for n, leaf in enumerate(leaves) if (local := _local(leaf)) is not leaf}
+            if local_leaves:
+                args, kwargs = jax.tree.unflatten(tree, [local_leaves.get(n, leaf) for n, leaf in enumerate(leaves)])
             outcome = runner(*args, **kwargs)
-        return outcome.ending.results(outcome.outs, leaves, moved)
+        return outcome.ending.results(outcome.outs, leaves, local_leaves)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Outcome:
         program = _PROGRAM.get()

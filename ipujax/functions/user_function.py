@@ -120,8 +120,8 @@ class UserFunction:
             donates: whether XLA may reuse the buffers of donated arguments.
         """
         make_alike(wrapper, self.fun, self.name)
-        kept = {} if donates else {"donate_argnums": None, "donate_argnames": None}
-        return jax_jit(wrapper, **{**self.settings.of_jax, **kept})
+        donation = {} if donates else {"donate_argnums": None, "donate_argnames": None}
+        return jax_jit(wrapper, **{**self.settings.of_jax, **donation})
 
 
 def _weak_reference(fun: Function) -> Callable[[], Function | None]:

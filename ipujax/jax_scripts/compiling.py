@@ -195,8 +195,8 @@ def _target_with_mesh(target: Target, record: FunctionRecord) -> Target:
         values = (x for value in eqn.params.values() for x in (value if isinstance(value, tuple) else (value,)))
         meshes += [getattr(value, "mesh", value) for value in values]
     sizes = [mesh.size for mesh in meshes if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty]
-    most = max([target.num_ipus, *sizes])
-    return target if most == target.num_ipus else target.replace(num_ipus=1 << (most - 1).bit_length())
+    num_ipus = max([target.num_ipus, *sizes])
+    return target if num_ipus == target.num_ipus else target.replace(num_ipus=1 << (num_ipus - 1).bit_length())
 
 
 @contextmanager

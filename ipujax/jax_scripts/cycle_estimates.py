@@ -55,12 +55,12 @@ class Estimate:
 def estimate_of(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
     """Return the estimated cycles of one call."""
     transfers = _cycles_of_transfers(jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars, target)
-    least = most = _cycles(jaxpr.jaxpr, target, is_most=False)
+    lowest = highest = _cycles(jaxpr.jaxpr, target, is_most=False)
     if "while" in primitive_names(jaxpr.jaxpr):
-        most = inf
+        highest = inf
     elif "cond" in primitive_names(jaxpr.jaxpr):
-        most = _cycles(jaxpr.jaxpr, target, is_most=True)
-    return Estimate(transfers, least, most)
+        highest = _cycles(jaxpr.jaxpr, target, is_most=True)
+    return Estimate(transfers, lowest, highest)
 
 
 def _cycles_of_transfers(sent: Sequence[Any], received: Sequence[Any], target: Target) -> float:

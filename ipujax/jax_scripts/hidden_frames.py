@@ -50,13 +50,13 @@ def hide_frames(error: BaseException) -> None:
 
 def _shown_with(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception with its causes, contexts and members."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
         each = pending.pop()
-        if each is None or id(each) in seen:
+        if each is None or id(each) in visited:
             continue
-        seen.add(id(each))
+        visited.add(id(each))
         yield each
         pending += each.__cause__, each.__context__
         if isinstance(each, BaseExceptionGroup):
@@ -68,11 +68,11 @@ def _without_own(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
-    kept: TracebackType | None = None
+    shortened: TracebackType | None = None
     for each in reversed(frames):
         if not each.tb_frame.f_code.co_filename.startswith((_RECORDING, _RUNNING)):
-            kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return kept
+            shortened = TracebackType(shortened, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shortened
 
 
 def _without_quotes(text: Any) -> Any:

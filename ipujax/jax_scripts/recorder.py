@@ -160,15 +160,15 @@ class Recorder:
 
     def dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call that C++ has run."""
-        known = self._by_function.get(id(fun))
-        if known is None:
+        entry = self._by_function.get(id(fun))
+        if entry is None:
             if getattr(fun, "__wrapped__", None) is None or self._is_muted:
                 return  # an executable whose call `evaluated` or `called` has seen
-            known = ref(fun, self._forgetting(id(fun))), Signatures(fun)
-            self._by_function[id(fun)] = known
+            entry = ref(fun, self._forgetting(id(fun))), Signatures(fun)
+            self._by_function[id(fun)] = entry
         elif self._is_muted:
             return
-        signatures = known[1]
+        signatures = entry[1]
         record = signatures.only
         if record is None:
             record = signatures.find(args, kwargs, self._record_of_call)
@@ -298,8 +298,8 @@ def _without_weak_types(records: Sequence[FunctionRecord]) -> list[FunctionRecor
         if group[0].is_of_jax or len({_weak_types(record) for record in group}) < len(group):
             merged += group  # programs of other static arguments
         else:
-            most = max(group, key=lambda record: record.calls)
-            merged.append(replace(most, calls=sum(record.calls for record in group)))
+            most_called = max(group, key=lambda record: record.calls)
+            merged.append(replace(most_called, calls=sum(record.calls for record in group)))
     return merged
 
 

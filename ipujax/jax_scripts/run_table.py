@@ -82,7 +82,7 @@ def run_lines(
         return _lines_of_operations(operations) if operations else [f"Functions of JAX: {NOTHING}"]
     named = list(zip(_distinct_names(functions), functions, strict=True))
     compiled = [(name, row) for name, row in named if row.profile is not None]
-    others = [(name, row) for name, row in named if row.profile is None]
+    without_profile = [(name, row) for name, row in named if row.profile is None]
     lines = [f"Functions of JAX, compiled for {device} ({selection}):"]
     table = [_CALLS_HEAD, *(_cells(name, row) for name, row in compiled)]
     if all(row.worst_cycles is None for _, row in compiled):
@@ -90,14 +90,14 @@ def run_lines(
         table = [(*cells[:worst], *cells[worst + 1 :]) for cells in table]
     lines += text_table(table) if compiled else ["  none"]
     lines += [f"  {name}: {note}" for name, row in compiled for note in _notes(row)]
-    if others:
+    if without_profile:
         lines.append("Computed by JAX alone:")
         rows = [
             (name, f"{row.calls:,}", f"{row.calls * row.estimated_cycles:,}", row.reason)
-            for name, row in others[:_MOST_ROWS]
+            for name, row in without_profile[:_MOST_ROWS]
         ]
         lines += text_table([_OTHERS_HEAD, *rows])
-        lines += [f"  and {len(others) - _MOST_ROWS} more"] if len(others) > _MOST_ROWS else []
+        lines += [f"  and {len(without_profile) - _MOST_ROWS} more"] if len(without_profile) > _MOST_ROWS else []
     return [*lines, *_lines_of_operations(operations)] if operations else lines
 
 

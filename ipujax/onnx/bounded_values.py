@@ -70,8 +70,8 @@ class BoundedSequence:
         place = self._place(-1 if position is None else position)
         rows = jnp.arange(len(self.buffer)).reshape(-1, *(1,) * (self.buffer.ndim - 1))
         behind = jnp.roll(self.buffer, -1, axis=0)
-        moved = jnp.where(rows < place, self.buffer, jnp.where(rows < self.length - 1, behind, 0))
-        return BoundedSequence(moved.astype(self.buffer.dtype), jnp.maximum(self.length - 1, 0))
+        shifted = jnp.where(rows < place, self.buffer, jnp.where(rows < self.length - 1, behind, 0))
+        return BoundedSequence(shifted.astype(self.buffer.dtype), jnp.maximum(self.length - 1, 0))
 
     def _place(self, position: Any) -> jax.Array:
         if position is None:
@@ -81,9 +81,9 @@ class BoundedSequence:
 
     def _of_rows(self, behind: jax.Array, place: jax.Array, tensor: Any, growth: int) -> BoundedSequence:
         rows = jnp.arange(len(self.buffer)).reshape(-1, *(1,) * (self.buffer.ndim - 1))
-        moved = jnp.where(rows < place, self.buffer, jnp.where(rows == place, jnp.asarray(tensor), behind))
+        shifted = jnp.where(rows < place, self.buffer, jnp.where(rows == place, jnp.asarray(tensor), behind))
         length = jnp.minimum(self.length + growth, len(self.buffer))
-        return BoundedSequence(moved.astype(self.buffer.dtype), length)
+        return BoundedSequence(shifted.astype(self.buffer.dtype), length)
 
     def concatenated(self, axis: int, is_new_axis: bool) -> jax.Array:
         """Return the elements along an axis, or stacked along a new one; zeros stand behind the last."""

@@ -142,10 +142,10 @@ class StepCosts:
         divisors = _parts_of(self.rows)
         anchor = next((n for n in divisors if n >= self.least_rows * shards), divisors[-1])
         costs = self._of_anchor(anchor, shards, specs)
-        few, many = (self._of_rows(n / shards, most_anchors).work for n in (anchor, rows))
+        small, many = (self._of_rows(n / shards, most_anchors).work for n in (anchor, rows))
         changes = dict[str, Any]()
         for name in _BY_ROWS:
-            total = float(getattr(few, name).sum())
+            total = float(getattr(small, name).sum())
             changes[name] = getattr(costs.work, name) * (float(getattr(many, name).sum()) / total if total else 1.0)
         return replace(costs, work=replace(costs.work, **changes))
 

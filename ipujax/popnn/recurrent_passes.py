@@ -105,9 +105,9 @@ def backward(params: RecurrentParams, num_state_gradients: int = 0) -> Callable[
         transposed = [_transposed(group) for group in Stack(params.cell_order, u, axis=0).split(params.cell.groups)]
 
         def step(d_state: State, operands: Any) -> tuple[State, jax.Array]:
-            d_out, kept, running = operands
+            d_out, past, running = operands
             d_new = d_state if d_out is None else (d_state[0] + d_out, *d_state[1:])
-            d_before, units = gradient.step(d_new, kept, slopes, transposed)
+            d_before, units = gradient.step(d_new, past, slopes, transposed)
             d_units = jnp.stack([units[unit] for unit in params.cell_order], 1)
             # The mask is [batch, 1], the units are [batch, units, out].
             d_units = where(None if running is None else running[:, None], d_units, 0)
@@ -154,9 +154,9 @@ def _transposed(weights: Stack) -> Transposed:
     return lambda units: jnp.einsum("bko,kio->bi", jnp.stack([units[unit] for unit in weights.units], 1), weights.array)
 
 
-def _lstm_step(d_state: State, kept: State, slopes: Gradients, transposed: Sequence[Transposed]) -> tuple[State, Units]:
+def _lstm_step(d_state: State, past: State, slopes: Gradients, transposed: Sequence[Transposed]) -> tuple[State, Units]:
     d_h, d_c = d_state
-    f, i, g, o, s, c_before = kept
+    f, i, g, o, s, c_before = past
     d_new_c = d_c + slopes["cell"](s, d_h * o)  # from the next step, and through the output o tanh(c')
     units = {
         "forget": slopes["gate"](f, d_new_c * c_before),
@@ -171,9 +171,9 @@ def _lstm_products(units: Units, before: jax.Array) -> Sequence[tuple[jax.Array,
     return [(before, units)]
 
 
-def _gru_step(d_state: State, kept: State, slopes: Gradients, transposed: Sequence[Transposed]) -> tuple[State, Units]:
+def _gru_step(d_state: State, past: State, slopes: Gradients, transposed: Sequence[Transposed]) -> tuple[State, Units]:
     (d_h,) = d_state
-    r, u, c, h = kept
+    r, u, c, h = past
     gates, candidate = transposed
     d_u = slopes["gate"](u, d_h * (h - c))
     d_c = slopes["candidate"](c, d_h * (1 - u))
@@ -188,10 +188,10 @@ def _gru_products(units: Units, before: jax.Array, r: jax.Array) -> Sequence[tup
 
 
 def _gru_reset_after_step(
-    d_state: State, kept: State, slopes: Gradients, transposed: Sequence[Transposed]
+    d_state: State, past: State, slopes: Gradients, transposed: Sequence[Transposed]
 ) -> tuple[State, Units]:
     (d_h,) = d_state
-    r, u, c, h, product = kept
+    r, u, c, h, product = past
     d_u = slopes["gate"](u, d_h * (h - c))
     d_c = slopes["candidate"](c, d_h * (1 - u))
     units = {"reset": slopes["gate"](r, d_c * product), "update": d_u, "candidate": d_c}

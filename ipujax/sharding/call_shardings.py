@@ -211,26 +211,26 @@ class ShardingSettings:
         inputs = tuple(
             _of_leaf(who, place, leaf, setting) for place, leaf, setting in zip(places, leaves, settings, strict=True)
         )
-        given: list[NamedSharding | None] = [s for s in inputs if s is not None]
-        given += [_named(f"out_shardings of {who}", s) for s in jax.tree.leaves(self.outputs, is_leaf=_is_sharding)]
+        shardings: list[NamedSharding | None] = [s for s in inputs if s is not None]
+        shardings += [_named(f"out_shardings of {who}", s) for s in jax.tree.leaves(self.outputs, is_leaf=_is_sharding)]
         is_sharded = any(sharding is not None for sharding in inputs)
-        return CallShardings(inputs if is_sharded else (), self.outputs, _device_mesh(given))
+        return CallShardings(inputs if is_sharded else (), self.outputs, _device_mesh(shardings))
 
 
 UNSET = ShardingSettings()
 
 
 def _of_leaf(who: str, place: str, leaf: Any, setting: NamedSharding | None) -> NamedSharding | None:
-    own = leaf.sharding if is_on_mesh(leaf) else None
+    placed = leaf.sharding if is_on_mesh(leaf) else None
     # JAX refuses a committed array of another sharding too.
-    if setting is not None and own is not None and not _are_alike(own, setting, len(leaf.shape)):
+    if setting is not None and placed is not None and not _are_alike(placed, setting, len(leaf.shape)):
         raise ArgumentError(
             f"argument {place} of {who} has another sharding than in_shardings",
             expected=in_words(setting),
-            got=f"{describe(leaf)}, {in_words(own)}",
+            got=f"{describe(leaf)}, {in_words(placed)}",
             hint="jax.device_put(x, sharding) moves it; or leave in_shardings out",
         )
-    sharding = setting if setting is not None else own
+    sharding = setting if setting is not None else placed
     if sharding is not None:
         _check_divides(f"argument {place} of {who}", leaf, sharding)
     return sharding

@@ -120,8 +120,8 @@ class Partitioning:
         # The type has the explicit axes of a mesh that has automatic ones too.
         of_type = getattr(aval, "sharding", None) if explicit_axes(aval) else None
         shardings = (of_type, *self.shardings.call.inputs)
-        others = (sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding))
-        equal = (s for s in others if len(s) <= rank and self._axes(s, rank) == self._axes(spec, rank))
+        specs = (sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding))
+        equal = (s for s in specs if len(s) <= rank and self._axes(s, rank) == self._axes(spec, rank))
         return next(equal, spec)
 
     def _axes(self, spec: PartitionSpec, rank: int) -> Any:
@@ -134,8 +134,8 @@ class Partitioning:
         for move in self.notes.moves:
             axes = ", ".join(move.step.axes)
             place = f" at {move.line}" if move.line else ""
-            what = f"{move.num_bytes:,} B of each IPU, for {move.primitive}{place}"
-            lines.append(f"{move.step.kind} over {axes}: {what}: {move.why}")
+            transfer = f"{move.num_bytes:,} B of each IPU, for {move.primitive}{place}"
+            lines.append(f"{move.step.kind} over {axes}: {transfer}: {move.why}")
         lines += self.notes.conflicts
         lines += [f"gathered, no partition rule: {name} at {line}" for name, line in self.notes.gathered]
         return "\n".join([mesh_in_words(self.mesh), *lines])
@@ -153,12 +153,12 @@ class Partitioning:
                 jnp.sum(x, 0, dtype=x.dtype) if axes else x for x, axes in zip(results, stacked, strict=True)
             ]
         shardings = self.result_shardings(avals)
-        whole = [n for n, axes in enumerate(stacked) if not axes]
-        whole_shardings = [shardings[n] for n in whole]
+        unsplit = [n for n, axes in enumerate(stacked) if not axes]
+        whole_shardings = [shardings[n] for n in unsplit]
 
         def place(results: Sequence[Any]) -> list[Any]:
             # Together: each call of `device_put` has its own costs.
-            put = iter(jax.device_put([results[n] for n in whole], whole_shardings))
+            put = iter(jax.device_put([results[n] for n in unsplit], whole_shardings))
             return [
                 on_devices(x, axes, sharding) if axes else next(put)
                 for x, axes, sharding in zip(results, stacked, shardings, strict=True)

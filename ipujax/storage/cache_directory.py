@@ -164,15 +164,15 @@ class CacheDirectory:
             OSError: as `files`.
         """
         removed = []
-        left = [f"{path}: no regular file" for path in self.irregular_entries()]
+        irregular = [f"{path}: no regular file" for path in self.irregular_entries()]
         for file in (*self.files(), *self._scan(_UNFINISHED)):
             try:
                 file.path.unlink(missing_ok=True)
             except OSError as error:
-                left.append(f"{file.path}: {file_problem(error)}")
+                irregular.append(f"{file.path}: {file_problem(error)}")
             else:
                 removed.append(file)
-        return removed, left
+        return removed, irregular
 
     def irregular_entries(self) -> list[Path]:
         """Return entries that have names of cache files and are no regular files: folders, pipes, links.
@@ -201,13 +201,13 @@ class CacheDirectory:
             directory = os.scandir(self.path)
         except FileNotFoundError:  # nothing is stored yet
             return []
-        found = []
+        paths = []
         with directory as entries:
             for entry in entries:
                 if pattern.fullmatch(entry.name):
                     with suppress(FileNotFoundError):  # another process has removed it meanwhile
-                        found.append((Path(entry.path), entry.stat(follow_symlinks=False)))
-        return found
+                        paths.append((Path(entry.path), entry.stat(follow_symlinks=False)))
+        return paths
 
     def _shrink(self) -> None:
         files = self.files()

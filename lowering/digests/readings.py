@@ -121,10 +121,10 @@ def is_global_of_distribution(value: Any) -> bool:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str) or distribution_of(module) is None:
         return False
-    found: Any = sys.modules.get(module)
+    member: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value and _has_code_of_distribution(value)
+        member = getattr(member, part, None)
+    return member is value and _has_code_of_distribution(value)
 
 
 def _has_code_of_distribution(value: Any) -> bool:
@@ -365,8 +365,8 @@ def _attributes_and_slots(value: Any, name: str) -> list[Any]:
     if isinstance(reduced, str):
         return [reduced, state]
     is_own = any("__reduce__" in vars(base) or "__reduce_ex__" in vars(base) for base in kind.__mro__[:-1])
-    given = [list(part) if n >= 3 and part is not None else part for n, part in enumerate(reduced)]
-    return [state, *given] if is_own else [state]
+    parts = [list(part) if n >= 3 and part is not None else part for n, part in enumerate(reduced)]
+    return [state, *parts] if is_own else [state]
 
 
 _READERS: dict[type, Callable[[Any], Reading]] = {

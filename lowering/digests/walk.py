@@ -85,23 +85,23 @@ class Digests:
             value: the object, which is kept alive so that no other gets its identity.
             text: computes the text.
         """
-        known = self._texts.get(id(value))
-        if known is None:
+        digest = self._texts.get(id(value))
+        if digest is None:
             self._kept.append(value)
             self._texts[id(value)] = f"inside {type(value).__name__}"
             try:
-                known = text(value)
+                digest = text(value)
             except NoDigestError:
                 del self._texts[id(value)]
                 raise
-            self._texts[id(value)] = known
-        return known
+            self._texts[id(value)] = digest
+        return digest
 
     def text(self, value: Any) -> str:
         """Return the text of a value: an atom's own, that of each item of a tuple, else a digest."""
-        known = self._texts.get(id(value))
-        if known is not None:
-            return known
+        digest = self._texts.get(id(value))
+        if digest is not None:
+            return digest
         if type(value) is tuple:
             return f"({','.join(map(self.text, value))})"
         text = self.context_free_text(value)
@@ -135,13 +135,13 @@ class Digests:
 
     def lines(self, code: CodeType) -> str:
         """Return file, name and lines of a code object: all that a place in it shows, whatever the code computes."""
-        known = self._lines.get(id(code))
-        if known is None:
+        digest = self._lines.get(id(code))
+        if digest is None:
             self._kept.append(code)
             table = hashlib.sha256(code.co_linetable).hexdigest()
-            known = f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname} {table}"
-            self._lines[id(code)] = known
-        return known
+            digest = f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname} {table}"
+            self._lines[id(code)] = digest
+        return digest
 
     def places(self, frames: Iterable[tuple[CodeType, int]]) -> str:
         """Return the text of frames of a traceback: lines of a code object, and the instruction."""

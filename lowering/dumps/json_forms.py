@@ -116,7 +116,7 @@ class JaxprList:
             "inputs": [self._operand(atom) for atom in eqn.invars],
             "outputs": [self._value(var) for var in eqn.outvars],
             "params": {key: plain(value) for key, value in eqn.params.items() if key not in bodies},
-            "bodies": {key: [self.number_of(body) for body in held] for key, held in bodies.items()},
+            "bodies": {key: [self.number_of(body) for body in jaxprs] for key, jaxprs in bodies.items()},
             "line": source_line(eqn),
             "scope": name_stack(eqn),
         }
@@ -220,8 +220,8 @@ class TileMap(dict[str, Any]):
 
     def __repr__(self) -> str:
         rows = self["variables"]
-        most = max(rows, key=lambda row: len(row["tiles"]), default=None)
-        widest = f", the widest, {most['name']!r}, on {len(most['tiles']):,}" if most else ""
+        longest = max(rows, key=lambda row: len(row["tiles"]), default=None)
+        widest = f", the widest, {longest['name']!r}, on {len(longest['tiles']):,}" if longest else ""
         return (
             f"TileMap({len(rows):,} variables on {self['num_tiles']:,} tiles of {self['target']}{widest}; "
             '["variables"] lists the name, line, tiles, elements and mapping of each, print() shows it all)'

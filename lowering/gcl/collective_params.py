@@ -185,8 +185,8 @@ def _all_to_all_form(eqn: JaxprEqn, replicas: int) -> Form:
     order = _order_to_front(split_dim, len(cut))
     parts_shape = tuple(cut[n] for n in order)
     # The last reshape joins ranks with the dimension behind them.
-    joined = Arrangement(parts_shape, _order_from_front(concat_dim, len(parts_shape)), shape_of(eqn.outvars[0]))
-    return Form("all_to_all", groups, before=Arrangement(cut, order, parts_shape), after=joined)
+    concatenated = Arrangement(parts_shape, _order_from_front(concat_dim, len(parts_shape)), shape_of(eqn.outvars[0]))
+    return Form("all_to_all", groups, before=Arrangement(cut, order, parts_shape), after=concatenated)
 
 
 def _permute_form(eqn: JaxprEqn, replicas: int) -> Form:

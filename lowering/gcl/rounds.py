@@ -120,9 +120,9 @@ def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Pro
     for value, counter, chunk, incoming in zip(values, counters, chunks, received, strict=True):
         # A step of size − 1 around a ring of `size` is a step down by one.
         advance_around(Builder(value.graph, body, name), counter, level.size, level.size - 1)
-        own = _chunk(value, counter, body, name)
+        own_chunk = _chunk(value, counter, body, name)
         into = Builder(value.graph, body, f"{name}/combine")
-        elementwise(into, combine(monoid, own.tensor.dtype), [incoming.tensor, own.tensor], chunk.tensor)
+        elementwise(into, combine(monoid, own_chunk.tensor.dtype), [incoming.tensor, own_chunk.tensor], chunk.tensor)
     prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
     return chunks
 
@@ -163,8 +163,8 @@ def _send(sources: Sequence[Part], destinations: Sequence[Part], pairs: Pairs, p
     back = None
     if any(part.is_back for part in sources):
         back = _of_way(sources, is_back=True), _of_way(destinations, is_back=True)
-    there = _of_way(sources, is_back=False), _of_way(destinations, is_back=False)
-    prog.add(CrossReplicaCopy(*there, pairs, name, sources[0].graph.origin, back))
+    forward = _of_way(sources, is_back=False), _of_way(destinations, is_back=False)
+    prog.add(CrossReplicaCopy(*forward, pairs, name, sources[0].graph.origin, back))
 
 
 def _of_way(parts: Sequence[Part], *, is_back: bool) -> Tensor:

@@ -95,19 +95,19 @@ def parts_of(operand: Tensor) -> list[Part] | None:
     return None if parts is None else list(parts)
 
 
-def _rectangles_of_node(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> Iterable[Part] | None:
+def _rectangles_of_node(node: Node, at: tuple[int, ...], joined_dims: tuple[bool, ...]) -> Iterable[Part] | None:
     """Rectangles of which a part of an operand is a concatenation, with their offsets from variables.
 
     Args:
         node: the part.
         at: position of its first element in the operand.
-        joined: for each dimension whether a concatenation around the part joins parts along it.
+        joined_dims: for each dimension whether a concatenation around the part joins parts along it.
 
     Returns:
         The rectangles; None for another view, as one with a broadcast, a stride, or no elements.
     """
     if isinstance(node, Concat):
-        joined_inside = tuple(is_joined or d == node.axis for d, is_joined in enumerate(joined))
+        joined_inside = tuple(is_joined or d == node.axis for d, is_joined in enumerate(joined_dims))
         # Position of each part: along the joined axis that of the node, plus where the part begins. The last bound is
         # the end of the node, hence `strict=False`.
         starts = (tuple(n + bound * (d == node.axis) for d, n in enumerate(at)) for bound in node.bounds)
@@ -123,7 +123,7 @@ def _rectangles_of_node(node: Node, at: tuple[int, ...], joined: tuple[bool, ...
         # A single row has no stride to tell its dimension by: it is that of the other parts.
         dims = tuple(range(len(shape)))
     first = [int(n) for n in np.unravel_index(node.offset, shape)]
-    rows = zip(dims, at, joined, strict=True)
+    rows = zip(dims, at, joined_dims, strict=True)
     # Position in the variable minus position in the operand; modulo the extent where parts are joined, for a roll.
     offsets = [
         0 if dim is None else _offset_on_ring(first[dim] - position, shape[dim]) if is_joined else first[dim] - position

@@ -147,18 +147,18 @@ def _evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[_Value], weights: Weights) ->
         weights: cycles of the compute set of each equation, and of an exchange.
     """
     body = jaxpr.jaxpr
-    known: dict[Any, _Value] = dict(zip(body.invars, inputs, strict=True))
+    values: dict[Any, _Value] = dict(zip(body.invars, inputs, strict=True))
     longest = max((x.path for x in inputs if x is not None), default=Path())
     for eqn in body.eqns:
-        operands = [known.get(atom) if isinstance(atom, Var) else None for atom in eqn.invars]
+        operands = [values.get(atom) if isinstance(atom, Var) else None for atom in eqn.invars]
         evaluated = _equation(eqn, operands, weights)
         longest = max(longest, evaluated.longest)
         for var, value in zip(eqn.outvars, evaluated.results, strict=True):
             if value is not None:
                 longest = max(longest, value.path)  # paths are compared by their cycles
             if not isinstance(var, DropVar):
-                known[var] = value
-    results = [known.get(atom) if isinstance(atom, Var) else None for atom in body.outvars]
+                values[var] = value
+    results = [values.get(atom) if isinstance(atom, Var) else None for atom in body.outvars]
     return _Evaluated(results, longest)
 
 
@@ -387,8 +387,8 @@ def _grow(
             rounds = _iterated(body, chosen, weights)
         if not chosen:
             break
-        least = min(rounds[-1].values())  # by which all of them grow in `_ROUNDS` iterations
-        path = least.times(iterations // _ROUNDS)
+        slowest = min(rounds[-1].values())  # by which all of them grow in `_ROUNDS` iterations
+        path = slowest.times(iterations // _ROUNDS)
         if rest := iterations % _ROUNDS:
             path = path.plus(min(rounds[rest - 1].values()))
         first = _first([begin[n] for n in chosen])
@@ -396,7 +396,7 @@ def _grow(
         for n in chosen if path.cycles else ():
             before = grown[n]
             grown[n] = ready if before is None or ready.path > before.path else before
-        chosen = {n for n in chosen if rounds[-1][n] > least}
+        chosen = {n for n in chosen if rounds[-1][n] > slowest}
 
 
 def _iterated(body: Body, chosen: Set[int], weights: Weights) -> list[dict[int, Path]]:

@@ -136,8 +136,8 @@ def _product(eqn: JaxprEqn, target: Target, runs: int) -> EquationCost:
     if not count or not read:  # of padding alone, or of nothing
         return EquationCost("unknown")
     largest = _extents(eqn)
-    joined = replace(largest, rows=largest.rows * runs, inner=largest.inner * runs)
-    unit = multiply_add_cycles(lhs, rhs, joined, smallest_kernel_cycles(target), target)
+    product = replace(largest, rows=largest.rows * runs, inner=largest.inner * runs)
+    unit = multiply_add_cycles(lhs, rhs, product, smallest_kernel_cycles(target), target)
     floor = EquationFloor(serial=count * unit)
     vertex_cycles = smallest_product_cycles(lhs, rhs, target)
     return EquationCost("product", floor, vertex_cycles=vertex_cycles, element_cycles=read * unit, read=read)

@@ -159,9 +159,9 @@ def _ipus_of_update(eqns: Sequence[JaxprEqn], ipu_of_value: Mapping[Var, int]) -
             ipu_of.update(dict.fromkeys(eqn.outvars, by_operands[-1]))
     ipu_of_user: dict[Var, int] = {}
     ipus: list[int] = []
-    for eqn, known in zip(reversed(eqns), reversed(by_operands), strict=True):
+    for eqn, ipu in zip(reversed(eqns), reversed(by_operands), strict=True):
         of_users = (ipu_of_user[var] for var in eqn.outvars if var in ipu_of_user)
-        ipus.append(next(of_users, 0) if known is None else known)
+        ipus.append(next(of_users, 0) if ipu is None else ipu)
         ipu_of_user.update(dict.fromkeys(variables_read(eqn), ipus[-1]))
     return ipus[::-1]
 

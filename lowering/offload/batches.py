@@ -173,12 +173,12 @@ def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_Batc
         fetched_loads = [load for load in batch.loads if io_tiles.moves(load)]
         moves[number].takes.extend(load for load in batch.loads if not io_tiles.moves(load))
         earlier = earlier_of_ipu.setdefault(batch.ipu, deque([_BEFORE_ALL]))
-        taken = _take_batch(number, batch, earlier[-1], sum(map(moved_bytes, fetched_loads)))
+        batch_moves = _take_batch(number, batch, earlier[-1], sum(map(moved_bytes, fetched_loads)))
         # One too early for this batch is too early for all later ones: steps and bytes so far only rise.
-        while earlier and not earlier[0].may_precede_fetches_of(taken, io_tiles):
+        while earlier and not earlier[0].may_precede_fetches_of(batch_moves, io_tiles):
             earlier.popleft()
         earliest = earlier[0].number if earlier else number
-        earlier.append(taken)
+        earlier.append(batch_moves)
         for load in fetched_loads:
             (remote,) = variables_read(load)
             buffer = Var(remote.aval)
@@ -201,12 +201,12 @@ def _with_stores_by_io_tiles(
         unfinished: waits for earlier stores of the IPU, whose memory is live until then; updated: waits that must end
             for want of room are returned, those for the stores are added.
     """
-    moved = [store for store in stores if io_tiles.moves(store)]
+    io_stores = [store for store in stores if io_tiles.moves(store)]
     eqns = [store for store in stores if not io_tiles.moves(store)]
-    while moved:
-        total_bytes = accumulate(map(moved_bytes, moved))
-        together = moved[: max(1, sum(total <= io_tiles.room_bytes for total in total_bytes))]
-        moved = moved[len(together) :]
+    while io_stores:
+        total_bytes = accumulate(map(moved_bytes, io_stores))
+        together = io_stores[: max(1, sum(total <= io_tiles.room_bytes for total in total_bytes))]
+        io_stores = io_stores[len(together) :]
         room_bytes = io_tiles.room_bytes - sum(map(moved_bytes, together))
         while unfinished and sum(value_bytes(wait.invars[0].aval) for wait in unfinished) > room_bytes:
             eqns.append(unfinished.pop(0))

@@ -302,8 +302,8 @@ def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprE
     pairs = zip(body.jaxpr.invars[scan.inputs.constants], loop.invars[scan.operands.constants], strict=True)
     tables = {var for var, x in pairs if x in batches_read}  # inputs of the body
     eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
-    others = [var for eqn in eqns if eqn.primitive is not remote_rows_p for var in variables_read(eqn)]
-    read_entirely = tables.intersection([*others, *(x for x in body.jaxpr.outvars if isinstance(x, Var))])
+    others_read = [var for eqn in eqns if eqn.primitive is not remote_rows_p for var in variables_read(eqn)]
+    read_entirely = tables.intersection([*others_read, *(x for x in body.jaxpr.outvars if isinstance(x, Var))])
     if read_entirely or not batches.keys().isdisjoint(variables(loop.invars[scan.operands.carries])):
         return _with_loads(loop, batches_read)
     return [loop.replace(params={**loop.params, "jaxpr": ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)})]
@@ -359,9 +359,9 @@ def _with_sends(jaxpr: ClosedJaxpr, is_sent: Sequence[bool]) -> ClosedJaxpr:
 
 def _with_loads(eqn: JaxprEqn, batches: Collection[Var]) -> list[JaxprEqn]:
     """An equation after loads of the whole batches that it reads."""
-    whole: dict[Var, Var] = {var: Var(var.aval) for var in variables_read(eqn) if var in batches}
-    loads = [new_equation(remote_load_p, [var], [loaded], {"in_groups": False}, eqn) for var, loaded in whole.items()]
-    return [*loads, eqn.replace(invars=[whole.get(x, x) if isinstance(x, Var) else x for x in eqn.invars])]
+    arrived: dict[Var, Var] = {var: Var(var.aval) for var in variables_read(eqn) if var in batches}
+    loads = [new_equation(remote_load_p, [var], [loaded], {"in_groups": False}, eqn) for var, loaded in arrived.items()]
+    return [*loads, eqn.replace(invars=[arrived.get(x, x) if isinstance(x, Var) else x for x in eqn.invars])]
 
 
 def _sent_stacks(body: Jaxpr, streams: Streams) -> set[Var]:

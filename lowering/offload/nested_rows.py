@@ -61,8 +61,8 @@ def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
     )
     # In place of the stacks the loop has their tables as constants, and the numbers of their parts of these tables.
     constants = list(dict.fromkeys(x for each in rows.values() for x in (each.table, each.number) if x is not None))
-    kept = [x for n, x in enumerate(loop.invars) if n not in rows]
-    invars = [*kept[:first_carry], *constants, *kept[first_carry:], numbers]
+    other_operands = [x for n, x in enumerate(loop.invars) if n not in rows]
+    invars = [*other_operands[:first_carry], *constants, *other_operands[first_carry:], numbers]
     body = _body_with_row_loads(loop, rows, constants)
     return [count, loop.replace(invars=invars, params=with_scan_body(params, body, len(constants)))]
 
@@ -90,8 +90,8 @@ def _body_with_row_loads(loop: JaxprEqn, rows: Mapping[int, Rows], constants: li
                 _number_in(loop.params["length"]), [inner_of[each.number], iteration], number, loop
             )
         inner_rows[body.invars[n]] = Rows(inner_of[each.table], each.inside, number)
-    kept = [x for n, x in enumerate(body.invars) if n not in rows]
-    invars = [*kept[:first_carry], *inner_of.values(), *kept[first_carry:], iteration]
+    other_inputs = [x for n, x in enumerate(body.invars) if n not in rows]
+    invars = [*other_inputs[:first_carry], *inner_of.values(), *other_inputs[first_carry:], iteration]
     loading, results = _with_row_loads(body, inner_rows, loop)
     eqns += loading
     names = body.debug_info.with_unknown_names()

@@ -181,25 +181,25 @@ def _offload_one_replica(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Se
         is_sent=[overlaps and alias is None and not x for alias, x in zip(offloading.aliases, streamed, strict=True)],
         in_place=in_place,
     )
-    moved = with_moves(values, _body_rewrite(offloading.batch_bytes))
+    moves = with_moves(values, _body_rewrite(offloading.batch_bytes))
     if offloading.io_tiles is not None:
-        check_room(moved.eqns, offloading.io_tiles)
+        check_room(moves.eqns, offloading.io_tiles)
     if has_phases(body) and offloading.num_ipus > 1:
         eqns = alternate_ipus(
-            moved.eqns, moved.steps, phases, offloading.num_ipus, offloading.batch_bytes, offloading.io_tiles
+            moves.eqns, moves.steps, phases, offloading.num_ipus, offloading.batch_bytes, offloading.io_tiles
         )
     elif offloading.io_tiles is not None:
-        eqns = overlapped(_batches_of_ipu(moved, offloading.batch_bytes, has_phases(body)), offloading.io_tiles)
+        eqns = overlapped(_batches_of_ipu(moves, offloading.batch_bytes, has_phases(body)), offloading.io_tiles)
     else:
-        eqns = batch_transfers(moved.eqns, offloading.batch_bytes)
-    return ClosedJaxpr(body.replace(eqns=eqns, outvars=moved.outvars), jaxpr.consts)
+        eqns = batch_transfers(moves.eqns, offloading.batch_bytes)
+    return ClosedJaxpr(body.replace(eqns=eqns, outvars=moves.outvars), jaxpr.consts)
 
 
-def _batches_of_ipu(moved: Moved, batch_bytes: int, is_phased: bool) -> list[Batch]:
+def _batches_of_ipu(moves: Moved, batch_bytes: int, is_phased: bool) -> list[Batch]:
     """Batches of loads and stores of a single IPU; with phases those of each step, which I/O tiles count."""
     if not is_phased:
-        return in_batches(moved.eqns, batch_bytes)
-    groups = groupby(zip(moved.steps, moved.eqns, strict=True), key=lambda pair: pair[0])
+        return in_batches(moves.eqns, batch_bytes)
+    groups = groupby(zip(moves.steps, moves.eqns, strict=True), key=lambda pair: pair[0])
     batches = [in_batches((eqn for _, eqn in group), batch_bytes, step=step) for step, group in groups]
     return list(chain.from_iterable(batches))
 
@@ -228,9 +228,9 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
             is_sent=[False] * len(destinations),
             in_place=in_place,
         )
-        moved = with_moves(values, rewrite_body)
-        eqns = batch_transfers(moved.eqns, batch_bytes)
-        outvars = moved.outvars
+        moves = with_moves(values, rewrite_body)
+        eqns = batch_transfers(moves.eqns, batch_bytes)
+        outvars = moves.outvars
         for result in memory.stacked_results:
             row = Var(outvars[result].aval)
             eqns.append(new_equation(host_put_p, [outvars[result]], [row], {}, None))

@@ -167,8 +167,8 @@ def _propagated_specs(
     body = jaxpr.jaxpr
     propagation = Propagation(mesh, target, user_mesh=user_mesh)
     propagation.annotate_types(body)
-    for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
-        for var, sharding in zip(atoms, given, strict=False):
+    for atoms, shardings_of in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
+        for var, sharding in zip(atoms, shardings_of, strict=False):
             # Given shardings are none when empty. A value with a spec of its type, or that is an argument and a result,
             # keeps the first.
             if sharding is not None and isinstance(var, Var) and not propagation.is_annotated(var):

@@ -145,12 +145,12 @@ def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transiti
     """
     for dim, axes in enumerate(spec.dims):
         # Only the last, minor axes: without a major one, the blocks that minor ones leave would not be contiguous.
-        kept = len(axes)
-        while kept and axes[kept - 1] in added:
-            kept -= 1
-        if kept < len(axes):
-            following = _with_dim(replace(spec, unreduced=spec.unreduced | set(axes[kept:])), dim, axes[:kept])
-            yield Transition(Step("amid_zeros", axes[kept:], dim), spec, following)
+        num_axes = len(axes)
+        while num_axes and axes[num_axes - 1] in added:
+            num_axes -= 1
+        if num_axes < len(axes):
+            following = _with_dim(replace(spec, unreduced=spec.unreduced | set(axes[num_axes:])), dim, axes[:num_axes])
+            yield Transition(Step("amid_zeros", axes[num_axes:], dim), spec, following)
             spec = following
 
 
@@ -177,9 +177,9 @@ def _next_step(spec: Spec, after: Spec, mesh: MeshAxes) -> Transition:
 
     Slices come first, as they make blocks smaller without communication.
     """
-    moved = _permute_step(spec, after, mesh)
-    if moved is not None:
-        return Transition(moved, spec, replace(spec, dims=after.dims))
+    permuted = _permute_step(spec, after, mesh)
+    if permuted is not None:
+        return Transition(permuted, spec, replace(spec, dims=after.dims))
     candidates = (_slice_step(spec, after), _all_to_all_step(spec, after), _gather_step(spec, after))
     return next(candidate for candidate in candidates if candidate is not None)
 
@@ -200,10 +200,10 @@ def _all_to_all_step(spec: Spec, after: Spec) -> Transition | None:
         if len(axes) <= len(current) or axes[: len(current)] != current:
             continue  # nothing to add behind the axes that it has
         axis = axes[len(current)]
-        for dim, others in enumerate(spec.dims):
-            stays = after.dims[dim][: len(others)] == others
-            if others and others[-1] == axis and not stays:
-                following = _with_dim(_with_dim(spec, dim, others[:-1]), split_dim, (*current, axis))
+        for dim, axes_of_dim in enumerate(spec.dims):
+            stays = after.dims[dim][: len(axes_of_dim)] == axes_of_dim
+            if axes_of_dim and axes_of_dim[-1] == axis and not stays:
+                following = _with_dim(_with_dim(spec, dim, axes_of_dim[:-1]), split_dim, (*current, axis))
                 return Transition(Step("all_to_all", (axis,), dim, split_dim), spec, following)
     return None
 
@@ -256,9 +256,9 @@ def _ranks_of_blocks(spec: Spec, axes: Axes, mesh: MeshAxes) -> Mapping[int, lis
 
 def index_along(axes: Axes, mesh: MeshAxes) -> jax.Array:
     """Rank of a device along axes, major to minor, int32."""
-    first, *others = axes
+    first, *inner_axes = axes
     rank = lax.axis_index(first)
-    for axis in others:
+    for axis in inner_axes:
         rank = rank * mesh.size((axis,)) + lax.axis_index(axis)
     return rank
 

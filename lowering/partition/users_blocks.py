@@ -85,8 +85,8 @@ def custom_factors(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Factors:
                 number = numbers.setdefault(name, len(numbers))
                 sizes[number] = rule.factor_sizes.get(name, size)  # it has those of dimensions with several factors
         labels.append(tuple(tuple(numbers[name] for name in names) for names in dims))
-    whole = {numbers[name] for name in (*rule.need_replication_factors, *rule.permutation_factors)}
-    return _without_whole(whole, labels, num_operands, sizes)
+    unsplit = {numbers[name] for name in (*rule.need_replication_factors, *rule.permutation_factors)}
+    return _without_whole(unsplit, labels, num_operands, sizes)
 
 
 def _sharding_rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Any:
@@ -96,8 +96,8 @@ def _sharding_rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Any:
         return rule
     avals: list[list[Any]] = [[atom.aval for atom in atoms] for atoms in (eqn.invars, eqn.outvars)]
     shapes = [[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in values] for values in avals]
-    given = rule(*eqn.params["static_args"], mesh, *shapes)
-    text, settings = given if isinstance(given, tuple | list) else (given, {})
+    returned = rule(*eqn.params["static_args"], mesh, *shapes)
+    text, settings = returned if isinstance(returned, tuple | list) else (returned, {})
     # `def_partition` parses the text of a rule; the function itself is not called.
     function = custom_partitioning(lambda: None)
     function.def_partition(None, sharding_rule=text, **settings)
@@ -113,20 +113,20 @@ def _factor_names(mapping: Sequence[Any], rank: int) -> Iterator[tuple[str, ...]
             yield (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def _without_whole(whole: set[int], labels: Sequence[Labels], num_operands: int, sizes: dict[int, int]) -> Factors:
+def _without_whole(unsplit: set[int], labels: Sequence[Labels], num_operands: int, sizes: dict[int, int]) -> Factors:
     """Factors without those that stay whole, and without all behind them in a dimension.
 
     A split of a factor behind (minor to) a whole one would give blocks that are not contiguous in the dimension.
 
     Args:
-        whole: factors that are never split.
+        unsplit: factors that are never split.
         labels: factors of each dimension, of operands and then of results.
         num_operands: number of operands.
         sizes: length of each factor.
     """
     split: list[Labels] = []
     for dims in labels:
-        split.append(tuple(tuple(takewhile(lambda factor: factor not in whole, factors)) for factors in dims))
+        split.append(tuple(tuple(takewhile(lambda factor: factor not in unsplit, factors)) for factors in dims))
     used = {f for dims in split for factors in dims for f in factors}
     return Factors(
         tuple(split[:num_operands]), tuple(split[num_operands:]), {f: size for f, size in sizes.items() if f in used}

@@ -42,30 +42,32 @@ class _LoopCounter:
     def __init__(self) -> None:
         self._results: dict[object, tuple[ClosedJaxpr, ClosedJaxpr]] = {}
 
-    def counted(self, jaxpr: ClosedJaxpr, known: Sequence[Known]) -> ClosedJaxpr:
+    def counted(self, jaxpr: ClosedJaxpr, scalars: Sequence[KnownScalar]) -> ClosedJaxpr:
         """The jaxpr with scans, for arguments of which some are known."""
-        arguments = tuple(None if x is None else (x.dtype, int(x)) for x in known)
+        arguments = tuple(None if x is None else (x.dtype, int(x)) for x in scalars)
         key = id(jaxpr.jaxpr), *map(id, jaxpr.consts), arguments
         if key not in self._results:
-            self._results[key] = jaxpr, self._rewrite(jaxpr, known)  # the jaxpr is stored so that its id is not reused
+            # The jaxpr is stored so that its id is not reused.
+            self._results[key] = jaxpr, self._rewrite(jaxpr, scalars)
         return self._results[key][1]
 
-    def _rewrite(self, jaxpr: ClosedJaxpr, known: Sequence[Known]) -> ClosedJaxpr:
+    def _rewrite(self, jaxpr: ClosedJaxpr, scalars: Sequence[KnownScalar]) -> ClosedJaxpr:
         if "while" not in primitive_names(jaxpr.jaxpr):
             return jaxpr
-        values = known_values(jaxpr, known)
+        values = known_values(jaxpr, scalars)
         eqns = [self._rewrite_equation(eqn, known_operands(values, eqn.invars)) for eqn in jaxpr.jaxpr.eqns]
         return with_equations(jaxpr, eqns)
 
-    def _rewrite_equation(self, eqn: JaxprEqn, known: Sequence[Known]) -> JaxprEqn:
+    def _rewrite_equation(self, eqn: JaxprEqn, scalars: Sequence[KnownScalar]) -> JaxprEqn:
         """Makes a scan of a `while` whose trip count is known here, and rewrites loops in the bodies of an equation.
 
-        `known` has for each operand the scalar that it is known to be, or None; trip counts inside may follow from it.
+        `scalars` has for each operand its known value, or None; trip counts inside may follow from it.
         """
-        if eqn.primitive.name == "while" and (count := trip_count(eqn, known)) is not None:
+        if eqn.primitive.name == "while" and (count := trip_count(eqn, scalars)) is not None:
             eqn = _as_scan(eqn, count)
-            known = known[len(known) - len(eqn.invars) :]  # a scan has no operands of the condition, which come first
-        arguments = _KNOWN_INSIDE.get(eqn.primitive.name, _known_in_none)(eqn, known)
+            # A scan has no operands of the condition, which come first.
+            scalars = scalars[len(scalars) - len(eqn.invars) :]
+        arguments = _KNOWN_INSIDE.get(eqn.primitive.name, _known_in_none)(eqn, scalars)
 
         def rewrite(inner: ClosedJaxpr) -> ClosedJaxpr:
             # The condition of a `while` has other arguments than its body.
@@ -93,28 +95,28 @@ def _as_scan(eqn: JaxprEqn, length: int) -> JaxprEqn:
     return eqn.replace(primitive=scan_p, params=params, invars=eqn.invars[num_condition:])
 
 
-def _known_in_none(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
+def _known_in_none(eqn: JaxprEqn, scalars: Sequence[KnownScalar]) -> list[KnownScalar]:
     return []
 
 
-def _known_in_bodies(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
+def _known_in_bodies(eqn: JaxprEqn, scalars: Sequence[KnownScalar]) -> list[KnownScalar]:
     body = bodies(eqn)[0]  # branches have the same operands
-    rows = [None] * len(known[body.operands.stacks])
-    return [*known[body.operands.constants], *fixed_carries(body, known), *rows]
+    rows = [None] * len(scalars[body.operands.stacks])
+    return [*scalars[body.operands.constants], *fixed_carries(body, scalars), *rows]
 
 
-def _known_in_tile_map(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
-    return [None if is_stacked else x for x, is_stacked in zip(known, eqn.params["stacked"], strict=True)]
+def _known_in_tile_map(eqn: JaxprEqn, scalars: Sequence[KnownScalar]) -> list[KnownScalar]:
+    return [None if is_stacked else x for x, is_stacked in zip(scalars, eqn.params["stacked"], strict=True)]
 
 
 # Known arguments of the jaxprs of an equation, from its known operands.
-_KNOWN_INSIDE: dict[str, Callable[[JaxprEqn, Sequence[Known]], list[Known]]] = {
+_KNOWN_INSIDE: dict[str, Callable[[JaxprEqn, Sequence[KnownScalar]], list[KnownScalar]]] = {
     **dict.fromkeys(CONTROL_FLOW, _known_in_bodies),
     "tile_map": _known_in_tile_map,
 }
 
 
-Known = Any  # a NumPy scalar, None for a value that is data
+KnownScalar = Any  # a NumPy scalar, None for a value that is data
 
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "ne": "eq", "eq": "ne"}
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne", "eq": "eq"}
@@ -154,7 +156,7 @@ def iterations(start: int, end: int, step: int, direction: str) -> int | None:
     return -((start - end) // step) if step != 0 and (step > 0) == is_upwards else None
 
 
-def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
+def trip_count(eqn: JaxprEqn, scalars: Sequence[KnownScalar]) -> int | None:
     """Number of iterations of a `while` that counts an integer to a bound; None if it depends on data.
 
     The condition must compare a carry plus a constant with a known value, and each iteration add a constant to the
@@ -162,7 +164,7 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
 
     Args:
         eqn: equation `while`.
-        known: scalar that each operand is known to be; None for those that are data.
+        scalars: scalar that each operand is known to be; None for those that are data.
 
     Returns:
         The iterations; None also if the condition has effects, or the counter would overflow its dtype.
@@ -171,13 +173,13 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
     body = while_body(eqn.params)
     tested = condition.jaxpr.jaxpr
     computed = body.jaxpr.jaxpr
-    initial = known[body.operands.carries]
-    fixed = fixed_carries(body, known)
+    initial = scalars[body.operands.carries]
+    fixed = fixed_carries(body, scalars)
     comparison = None if tested.effects else _comparison(tested)
     if comparison is None:
         return None
-    values_of_condition = known_values(condition.jaxpr, [*known[condition.operands.constants], *fixed])
-    values_of_body = known_values(body.jaxpr, [*known[body.operands.constants], *fixed])
+    values_of_condition = known_values(condition.jaxpr, [*scalars[condition.operands.constants], *fixed])
+    values_of_body = known_values(body.jaxpr, [*scalars[body.operands.constants], *fixed])
     carries_of_condition = tested.invars[condition.inputs.carries]
     carries_of_body = computed.invars[body.inputs.carries]
     # Either side of the comparison may be the counter.
@@ -199,14 +201,14 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
     return None
 
 
-def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]:
+def known_values(jaxpr: ClosedJaxpr, scalars: Sequence[KnownScalar]) -> dict[Var, KnownScalar]:
     """Folds constants: scalar integers and booleans of a jaxpr that follow from its constants and known arguments.
 
-    `known` has for each input the scalar that it is known to be, or None.
+    `scalars` has for each input the scalar that it is known to be, or None.
     """
     constants = ((var, _constant(value)) for var, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     values = {var: value for var, value in constants if value is not None}
-    values |= {var: value for var, value in zip(jaxpr.jaxpr.invars, known, strict=True) if value is not None}
+    values |= {var: value for var, value in zip(jaxpr.jaxpr.invars, scalars, strict=True) if value is not None}
     for eqn in jaxpr.jaxpr.eqns:
         is_folded = (eqn.primitive.name in _FOLDED or record_of(eqn).is_in_order) and eqn.params.get("sharding") is None
         if not is_folded or not all(map(_is_scalar, (*eqn.invars, *eqn.outvars))):
@@ -218,20 +220,20 @@ def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]
     return values
 
 
-def _computed(eqn: JaxprEqn, operands: Sequence[Known]) -> np.ndarray:
+def _computed(eqn: JaxprEqn, operands: Sequence[KnownScalar]) -> np.ndarray:
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         return np.asarray(eqn.primitive.bind(*operands, **eqn.params))
 
 
-def fixed_carries(body: Body, known: Sequence[Known]) -> list[Known]:
+def fixed_carries(body: Body, scalars: Sequence[KnownScalar]) -> list[KnownScalar]:
     """Known value of each carry of a loop in all iterations; None for data, and where an iteration changes it."""
     jaxpr = body.jaxpr.jaxpr
-    initial = known[body.operands.carries]
+    initial = scalars[body.operands.carries]
     carries = zip(initial, jaxpr.invars[body.inputs.carries], jaxpr.outvars[body.results.carries], strict=True)
     return [value if _added(jaxpr, {}, result, variable) == 0 else None for value, variable, result in carries]
 
 
-def known_operands(values: dict[Var, Known], atoms: Sequence[Atom]) -> list[Known]:
+def known_operands(values: dict[Var, KnownScalar], atoms: Sequence[Atom]) -> list[KnownScalar]:
     """Known value of each atom, None for data."""
     return [_value(values, atom) for atom in atoms]
 
@@ -261,7 +263,7 @@ def _comparison(condition: Jaxpr) -> _Comparison | None:
     return _Comparison(eqn.invars[0], eqn.invars[1], _NEGATED[name] if is_negated else name)
 
 
-def _added(jaxpr: Jaxpr, values: dict[Var, Known], atom: Atom, counter: Var) -> int | None:
+def _added(jaxpr: Jaxpr, values: dict[Var, KnownScalar], atom: Atom, counter: Var) -> int | None:
     """Constant c of an atom that is the variable `counter` plus c, traced back through additions and casts, else None.
 
     `values` has the known scalars of the jaxpr, of which a constant that is added must be one.
@@ -314,16 +316,16 @@ def _is_scalar(atom: Atom) -> bool:
     return getattr(aval, "shape", None) == () and getattr(getattr(aval, "dtype", None), "kind", "") in ("i", "u", "b")
 
 
-def _value(values: dict[Var, Known], atom: Atom) -> Known:
+def _value(values: dict[Var, KnownScalar], atom: Atom) -> KnownScalar:
     if isinstance(atom, Literal):
         return np.asarray(atom.val, _dtype(atom)) if _is_scalar(atom) else None
     return values.get(atom)
 
 
-def _constant(value: Any) -> Known:
+def _constant(value: Any) -> KnownScalar:
     is_array = isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer)
     return np.asarray(value) if is_array and value.ndim == 0 and value.dtype.kind in "iub" else None
 
 
-def _integer(value: Known) -> int | None:
+def _integer(value: KnownScalar) -> int | None:
     return None if value is None or value.dtype.kind not in "iu" else int(value)

@@ -186,9 +186,9 @@ def _join_equals(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> t
             eqns[number] = eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
     # A shared equation may move to an earlier place, right behind the equation with that number.
     places = _earlier_places(eqns, sorted(shared - dropped), lives)
-    kept = sorted(set(range(len(eqns))) - dropped, key=lambda number: (places.get(number, number), number))
+    remaining = sorted(set(range(len(eqns))) - dropped, key=lambda number: (places.get(number, number), number))
     outvars = [substituted(atom, replaced) for atom in body.outvars]
-    return body.replace(eqns=[eqns[number] for number in kept], outvars=outvars), apart
+    return body.replace(eqns=[eqns[number] for number in remaining], outvars=outvars), apart
 
 
 def _merged(first: JaxprEqn, later: JaxprEqn, replaced: dict[Var, Var]) -> JaxprEqn:

@@ -72,13 +72,13 @@ class LiveBytes:
             self._readers[var].remove(number)
             if var in self._definition:
                 self._last[var] = self._last_of(var, self._readers[var])
-        for kept, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
-            readers = self._readers.setdefault(kept, [])  # stay in order, each once
+        for surviving, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
+            readers = self._readers.setdefault(surviving, [])  # stay in order, each once
             for reader in self._readers.pop(var, []):
                 place = bisect_left(readers, reader)
                 if readers[place : place + 1] != [reader]:
                     readers.insert(place, reader)
-            for longer in self._living_longer(kept, self._last[var]):
+            for longer in self._living_longer(surviving, self._last[var]):
                 self._last[longer] = self._last[var]
 
     def begin_earlier(self, number: int, start: int, small_bytes: int) -> bool:
@@ -105,9 +105,9 @@ class LiveBytes:
         The results of `first` live longer, until the last reader of the dropped ones; those vanish, and operands of the
         equation may live shorter.
         """
-        for kept, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
+        for surviving, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
             last = self._last[var]
-            for longer in self._living_longer(kept, last):
+            for longer in self._living_longer(surviving, last):
                 yield _Change(self._last[longer] + 1, last + 1, self._bytes(longer))
             yield _Change(number, last + 1, -self._bytes(var))
         for var in dict.fromkeys(variables_read(self._eqns[number])):
@@ -117,15 +117,15 @@ class LiveBytes:
 
     def _living_longer(self, var: Var, last: int) -> list[Var]:
         """Values that live longer if `var` is read until equation `last`: itself, and those that it is a view of."""
-        found = list[Var]()
+        longer = list[Var]()
         waiting = [var]
         while waiting:
             viewed = waiting.pop()
             if viewed in self._definition and self._last[viewed] < last:
-                found.append(viewed)
+                longer.append(viewed)
                 number = self._definition[viewed]
                 waiting += variables_read(self._eqns[number]) if self._is_view(number) else []
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(longer))
 
     def _last_of(self, var: Var, readers: Iterable[int]) -> int:
         """Last equation in which a value with some readers is read; the one that defines it if none does."""

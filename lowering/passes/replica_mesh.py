@@ -136,8 +136,8 @@ class ReplicaMesh:
         def reduced(x: jax.Array, axes: Any, axis_index_groups: Any = None) -> jax.Array:
             names = [axis for axis in named_axes(axes) if isinstance(axis, str)]
             dims = tuple(axis for axis in axes if not isinstance(axis, str))  # axes of `vmap`, each device's own
-            own = fun(x, dims) if dims else x
-            return fun(own, AXIS, axis_index_groups=self.groups(names, axis_index_groups))
+            partial_sum = fun(x, dims) if dims else x
+            return fun(partial_sum, AXIS, axis_index_groups=self.groups(names, axis_index_groups))
 
         return reduced
 

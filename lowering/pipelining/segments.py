@@ -136,7 +136,7 @@ def _segment_of_each(eqns: Sequence[JaxprEqn], first_eqns: Sequence[int], is_sam
         elif segments[n] < 0 and is_backward(eqn):
             # Gradients run from the last segment to the first, so the operand of the first one is there last.
             # One that reads nothing of the forward part begins the gradient, with the last segment.
-            known = [segment for segment in operand_segments if segment >= 0]  # −1: used by no segment
-            segments[n] = min(known, default=len(first_eqns) - 1)
+            using_segments = [segment for segment in operand_segments if segment >= 0]  # −1: used by no segment
+            segments[n] = min(using_segments, default=len(first_eqns) - 1)
             last_segment.update(dict.fromkeys(eqn.outvars, segments[n]))
     return segments

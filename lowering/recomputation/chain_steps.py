@@ -277,11 +277,11 @@ def between_layers(flow: DataFlow, cuts: Sequence[int]) -> list[int]:
     runs: list[range] = []
     inner_cuts: set[int] = set()
     # Repetitions of most equations first, so that half a layer is none; of those the shortest, so that two are not one.
-    for found in sorted(repetitions, key=lambda x: (-x.num_runs * x.length, x.length, x.start)):
-        run = range(found.start, found.start + found.num_runs * found.length)
-        if found.num_runs > 1 and all(run.stop <= other.start or other.stop <= run.start for other in runs):
+    for repetition in sorted(repetitions, key=lambda x: (-x.num_runs * x.length, x.length, x.start)):
+        run = range(repetition.start, repetition.start + repetition.num_runs * repetition.length)
+        if repetition.num_runs > 1 and all(run.stop <= other.start or other.stop <= run.start for other in runs):
             runs.append(run)
-            inner_cuts.update(cut for cut in cuts if cut in run and (cut - found.start) % found.length)
+            inner_cuts.update(cut for cut in cuts if cut in run and (cut - repetition.start) % repetition.length)
     return [cut for cut in cuts if cut not in inner_cuts]
 
 

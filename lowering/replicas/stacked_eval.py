@@ -225,13 +225,13 @@ def equation_alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None 
     """
     if rounded is None:
         return list(eval_equation(eqn, *operands))
-    one = Replicas(1, rounded=rounded)
+    single = Replicas(1, rounded=rounded)
     name = eqn.primitive.name
     rows = [x[None] for x in operands]
     if name in HOLDERS:
-        return [x[0] for x in stacked_eval(closed(eqn.params[HOLDERS[name]]), rows, one)]
+        return [x[0] for x in stacked_eval(closed(eqn.params[HOLDERS[name]]), rows, single)]
     if name in _CONTROL:
-        return [x[0] for x in _CONTROL[name](eqn, rows, one)]
+        return [x[0] for x in _CONTROL[name](eqn, rows, single)]
     return list(rounded(eqn, operands, list(eval_equation(eqn, *operands))))
 
 

@@ -110,9 +110,9 @@ class _Analysis:
         classes = agreement.apart(self.replicas) if name == "io_callback" else self.common(*operands)
         return [classes] * len(eqn.outvars)
 
-    def _agree_on_both(self, values: Sequence[Classes], others: Sequence[Classes]) -> list[Classes]:
+    def _agree_on_both(self, values: Sequence[Classes], other_values: Sequence[Classes]) -> list[Classes]:
         """For each value and its other the classes of replicas that agree on both."""
-        return [self.common(a, b) for a, b in zip(values, others, strict=True)]
+        return [self.common(a, b) for a, b in zip(values, other_values, strict=True)]
 
     def _scan(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
         """Classes of a loop's results: those of its carry split until an iteration splits no more."""

@@ -55,13 +55,13 @@ class Block:
         """
         if self.count == 1:
             return (self,)
-        joined = multiple // gcd(multiple, self.stride)  # iterations of this block in one of the new ones
-        count = self.count // joined
+        period = multiple // gcd(multiple, self.stride)  # iterations of this block in one of the new ones
+        count = self.count // period
         parts = []
         if count:
-            parts.append(Block(tuple(self._iterations(0, joined)), count, self.stride * joined if count > 1 else 0))
-        if count * joined < self.count:
-            parts.append(Block(tuple(self._iterations(count * joined, self.count))))
+            parts.append(Block(tuple(self._iterations(0, period)), count, self.stride * period if count > 1 else 0))
+        if count * period < self.count:
+            parts.append(Block(tuple(self._iterations(count * period, self.count))))
         return tuple(parts)
 
     def _iterations(self, start: int, stop: int) -> Iterator[Slot]:

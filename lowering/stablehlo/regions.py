@@ -52,40 +52,41 @@ def signature(region: Region, functions: Mapping[str, Any] | None = None) -> Sig
         A tuple for each result.
     """
     block = region.blocks[0]
-    known = {argument: ("argument", n, str(argument.type)) for n, argument in enumerate(block.arguments)}
+    signatures = {argument: ("argument", n, str(argument.type)) for n, argument in enumerate(block.arguments)}
     return tuple(
-        _computation_of(x, known, functions or {}) for x in block.operations[len(block.operations) - 1].operands
+        _computation_of(x, signatures, functions or {}) for x in block.operations[len(block.operations) - 1].operands
     )
 
 
 def loop_signature(loop: Any, functions: Mapping[str, Any]) -> Signature:
     """Computation of a loop on its first carry, which may be any array of its type."""
-    known = {loop.operands[0]: ("carry", str(loop.operands[0].type))}
-    initial = tuple(_computation_of(x, known, functions) for x in loop.operands)
+    signatures = {loop.operands[0]: ("carry", str(loop.operands[0].type))}
+    initial = tuple(_computation_of(x, signatures, functions) for x in loop.operands)
     return (initial, *(signature(region, functions) for region in loop.regions))
 
 
-def _computation_of(value: Any, known: dict[Any, Signature], functions: Mapping[str, Any]) -> Signature:
+def _computation_of(value: Any, signatures: dict[Any, Signature], functions: Mapping[str, Any]) -> Signature:
     """Computation of a value as nested tuples, from its operation and the computations of operands.
 
     Args:
         value: the value.
-        known: computations of values met before; updated: gets this one.
+        signatures: computations of values met before; updated: gets this one.
         functions: operation of each function by name, to look into calls.
     """
-    if value in known:
-        return known[value]
+    if value in signatures:
+        return signatures[value]
     op = value.owner
     if isinstance(op, ir.Block):
         return ("outside",)
-    operands = [_computation_of(x, known, functions) for x in op.operands]
+    operands = [_computation_of(x, signatures, functions) for x in op.operands]
     callee = str(op.attributes["callee"]).lstrip("@") if op.name == "func.call" else ""
     if callee in functions:
-        known[value] = (op.name, value.result_number, signature(functions[callee].regions[0], functions), *operands)
+        of_callee = signature(functions[callee].regions[0], functions)
+        signatures[value] = (op.name, value.result_number, of_callee, *operands)
     else:
         attributes = tuple(sorted((name, str(op.attributes[name])) for name in op.attributes))
-        known[value] = (op.name, attributes, value.result_number, *operands)
-    return known[value]
+        signatures[value] = (op.name, attributes, value.result_number, *operands)
+    return signatures[value]
 
 
 @lru_cache(maxsize=256)
@@ -158,8 +159,8 @@ def case_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     (index,) = operands
     count = len(op.regions)
     if isinstance(index, np.ndarray):
-        known = int(index)
-        return scope.block(op.regions[known if 0 <= known < count else count - 1], [])
+        branch = int(index)
+        return scope.block(op.regions[branch if 0 <= branch < count else count - 1], [])
     truth = _truth_of(scope, op)
     branches = [lambda region=region: scope.block(region, []) for region in op.regions]
     if truth is not None and count == 2:  # true was converted to 1, the number of the second branch

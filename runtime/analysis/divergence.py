@@ -159,9 +159,9 @@ class Divergence:
             case CrossReplicaCopy():
                 for way in node.ways:
                     sent = self._classes([way.source], differing)
-                    kept = self._classes([way.destination], differing)
+                    classes_here = self._classes([way.destination], differing)
                     received = agreement.by_key(
-                        (True, kept[replica]) if sender is None else (False, sent[sender])
+                        (True, classes_here[replica]) if sender is None else (False, sent[sender])
                         for replica, sender in enumerate(way.sources(self._replicas))
                     )
                     self._write(way.destination, differing, received)

@@ -98,8 +98,8 @@ def causes_of_run(
     }
     removed[COMPUTATION] = alone_cycles[COMPUTATION] = cycles[waterfall[-1]]
     origins[COMPUTATION] = Origin()
-    least = _least_by_cause(removed, bound)
-    return tuple(Cause(name, removed[name], alone_cycles[name], least[name], origins[name]) for name in removed)
+    least_cycles = _least_by_cause(removed, bound)
+    return tuple(Cause(name, removed[name], alone_cycles[name], least_cycles[name], origins[name]) for name in removed)
 
 
 def removable_cycles(name: str, alone_cycles: int, computing_cycles: int) -> int:
@@ -122,7 +122,7 @@ def _least_by_cause(cycles: Mapping[str, int], bound: Bound) -> Mapping[str, int
 
     Of a step that is removed as a whole, as one on a single tile, the sync is among the cycles of another cause.
     """
-    least = dict.fromkeys(cycles, 0)
+    least_cycles = dict.fromkeys(cycles, 0)
     for part, names in (
         (bound.host_cycles, (RETURNED, HOST, STREAMING)),
         (bound.exchange_cycles, (COLLECTIVES, BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS)),
@@ -131,11 +131,11 @@ def _least_by_cause(cycles: Mapping[str, int], bound: Bound) -> Mapping[str, int
     ):
         remaining = part
         for name in (*(name for name in names if name in cycles), *reversed(list(cycles))):
-            taken = max(0, min(remaining, cycles[name] - least[name]))
-            least[name] += taken
-            remaining -= taken
-        least[COMPUTATION] += remaining  # where a cause makes the run shorter
-    return least
+            assigned = max(0, min(remaining, cycles[name] - least_cycles[name]))
+            least_cycles[name] += assigned
+            remaining -= assigned
+        least_cycles[COMPUTATION] += remaining  # where a cause makes the run shorter
+    return least_cycles
 
 
 @dataclass(frozen=True, slots=True)

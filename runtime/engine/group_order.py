@@ -116,13 +116,13 @@ def _operands(group: VertexGroup, orders: Orders) -> list[_Operand]:
 
 def _digits(group: VertexGroup, axis: int, operands: Sequence[_Operand]) -> list[_Digit]:
     """Return the digits of an axis in the largest operand that has it; one digit where its order is fixed."""
-    found = next((number for number, operand in enumerate(operands) if operand.subdims(axis)), None)
-    if found is None or not _is_free(group, axis):
+    operand_number = next((number for number, operand in enumerate(operands) if operand.subdims(axis)), None)
+    if operand_number is None or not _is_free(group, axis):
         return [_Digit(axis, 0, group.axes[axis].extent, _FIXED, (-1, axis))]
-    order = operands[found].order
+    order = operands[operand_number].order
     return [
-        _Digit(axis, number, size, (order.position(stride), -abs(stride)), (found, order.dimension(stride)))
-        for number, (size, stride) in enumerate(operands[found].subdims(axis))
+        _Digit(axis, number, size, (order.position(stride), -abs(stride)), (operand_number, order.dimension(stride)))
+        for number, (size, stride) in enumerate(operands[operand_number].subdims(axis))
     ]
 
 
@@ -135,8 +135,8 @@ def _is_free(group: VertexGroup, axis: int) -> bool:
         used = [
             n for n, dim in enumerate(access.dims) if any(t.axis == axis and t.unit == "element" for t in dim.terms)
         ]
-        whole = [n for n in used if access.dims[n] == element(axis) and access.tensor.shape[n] == description.extent]
-        if used != whole or len(used) > 1:
+        entire = [n for n in used if access.dims[n] == element(axis) and access.tensor.shape[n] == description.extent]
+        if used != entire or len(used) > 1:
             return False
     return True
 
@@ -220,12 +220,12 @@ def _with_axes(
     if codelet is None:
         return None
     accesses = [_on_axes(access, digits, new_axes) for access in group.accesses]
-    found = tuple(access for access in accesses if access is not None)
-    if len(found) < len(accesses):
+    present = tuple(access for access in accesses if access is not None)
+    if len(present) < len(accesses):
         return None
     axes = tuple(_axis(group, new) for new in new_axes)
     tile = np.zeros([axis.blocks for axis in axes], np.int32)
-    return replace(group, codelet=codelet, axes=axes, accesses=found, tile=tile)
+    return replace(group, codelet=codelet, axes=axes, accesses=present, tile=tile)
 
 
 def _axis(group: VertexGroup, new: NewAxis) -> Axis:
@@ -238,21 +238,21 @@ def _on_axes(access: Access, digits: Mapping[int, Sequence[_Digit]], new_axes: S
     """Return an access with dimensions along new axes, after those that the codelet does not see."""
     numbers = {digit.axis: number for number, new in reversed(list(enumerate(new_axes))) for digit in new}
     dimensions = {_axis_of(dim): n for n, dim in enumerate(access.dims) if not dim.is_squeezed}
-    kept = [n for n, dim in enumerate(access.dims) if dim.is_squeezed]
+    squeezed = [n for n, dim in enumerate(access.dims) if dim.is_squeezed]
     is_transpose = all(
         len(digits[axis]) == 1 and len(new_axes[numbers[axis]]) == 1 for axis in dimensions if axis is not None
     )
     if is_transpose:
-        moved = [dimensions[new[0].axis] for new in new_axes if new[0].axis in dimensions]
-        dims = tuple(_renumbered(access.dims[n], numbers) for n in (*kept, *moved))
-        return replace(access, tensor=access.tensor.transpose((*kept, *moved)), dims=dims)
+        reordered_dims = [dimensions[new[0].axis] for new in new_axes if new[0].axis in dimensions]
+        dims = tuple(_renumbered(access.dims[n], numbers) for n in (*squeezed, *reordered_dims))
+        return replace(access, tensor=access.tensor.transpose((*squeezed, *reordered_dims)), dims=dims)
     node = access.tensor.affine
     cuts = {} if node is None else {a: _cut(node.dims[n], digits[a]) for a, n in dimensions.items() if a is not None}
     if node is None or None in cuts.values():
         return None
-    groups = [node.dims[n] for n in kept]
-    shape = [access.tensor.shape[n] for n in kept]
-    index = [_renumbered(access.dims[n], numbers) for n in kept]
+    groups = [node.dims[n] for n in squeezed]
+    shape = [access.tensor.shape[n] for n in squeezed]
+    index = [_renumbered(access.dims[n], numbers) for n in squeezed]
     for number, new in enumerate(new_axes):
         axis = new[0].axis
         if axis not in dimensions:

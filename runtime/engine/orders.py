@@ -89,9 +89,9 @@ def reordered(tensor: Tensor, orders: Orders) -> Tensor:
     """Return a tensor as a view of the arrays of `orders`, which it fits."""
     if not any(variable in orders for variable in tensor.variables()):
         return tensor
-    moved = _reordered(tensor, orders)
-    assert moved is not None, f"{tensor!r} does not fit the order of its variables"
-    return moved
+    view = _reordered(tensor, orders)
+    assert view is not None, f"{tensor!r} does not fit the order of its variables"
+    return view
 
 
 def _reordered(tensor: Tensor, orders: Orders) -> Tensor | None:
@@ -123,15 +123,15 @@ def _dims_of_copy(orders: Orders, source: Tensor, destination: Tensor) -> Dims:
     order = None if node is None else orders.get(node.variable)
     if node is None or order is None or destination.affine is None:
         return _dims(destination)
-    moved: list[tuple[int, int, int]] = []
+    dims: list[tuple[int, int, int]] = []
     for group, destination_group in zip(node.dims, destination.affine.dims, strict=True):
         parts = order.split(group)
         cut = None if parts is None else regroup(destination_group, [size for size, _ in parts])
         if parts is None or cut is None or any(len(piece) != 1 for piece in cut):
             return _dims(destination)
         pairs = zip(parts, cut, strict=True)
-        moved += [(order.position(stride), -abs(stride), piece[0][1]) for (_, stride), piece in pairs]
-    rows = groupby(sorted(moved), lambda each: order.dimensions[each[0]])
+        dims += [(order.position(stride), -abs(stride), piece[0][1]) for (_, stride), piece in pairs]
+    rows = groupby(sorted(dims), lambda each: order.dimensions[each[0]])
     return [[stride for _, _, stride in of_dimension] for _, of_dimension in rows]
 
 

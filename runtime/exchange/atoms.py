@@ -64,8 +64,8 @@ class Row:
 
     def because(self, what: str) -> SlowReason:
         """Return the reason of copies by atoms: what is copied, the atom, and the row."""
-        whole = VECTOR_BYTES // self.item_bytes
-        return SlowReason(f"{what} {atom_name(self.atom_bytes)}", self.elements, whole)
+        vector_elements = VECTOR_BYTES // self.item_bytes
+        return SlowReason(f"{what} {atom_name(self.atom_bytes)}", self.elements, vector_elements)
 
 
 def shortest_atom(tensors: Sequence[Tensor], padded: Container[int] = ()) -> Row | None:

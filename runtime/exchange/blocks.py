@@ -264,9 +264,9 @@ def count_blocks(
     sent = _by_tile(_needed_by_any(lines), mapping.tiles, num_tiles)
     sends = _by_tile(_needed_fragments(lines), mapping.tiles, num_tiles)
     if copies == 1:  # else another vertex needs them too, and they leave the tile
-        kept = _by_tile(_needed_locally_only(lines, vertex_local), tile, num_tiles)
-        sent -= kept
-        sends -= np.where(kept == local, local_fragments, 0)
+        local_blocks = _by_tile(_needed_locally_only(lines, vertex_local), tile, num_tiles)
+        sent -= local_blocks
+        sends -= np.where(local_blocks == local, local_fragments, 0)
     sends = np.where(sent > 0, np.maximum(sends, 1), 0)
     vertex_of_tile = np.full(num_tiles, -1, np.int64)
     vertex_of_tile[tile.ravel()] = np.arange(tile.size)

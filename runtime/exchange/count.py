@@ -236,19 +236,19 @@ def count_traffic(
         copies = copied_parts(local, local_fragments, all_fragments)
     else:
         copies = _copied_operand_parts(demand.operands, mappings, num_tiles)
-    others = np.bincount(block_of, minlength=num_blocks)[pieces.block] - at_home  # other tiles that need a piece
-    at_owners = sum_by_index(pieces.home, elements * others, num_tiles)
+    receivers = np.bincount(block_of, minlength=num_blocks)[pieces.block] - at_home  # other tiles that need a piece
+    at_owners = sum_by_index(pieces.home, elements * receivers, num_tiles)
     shared = np.zeros(num_tiles, np.int64)
     if writes:  # an element has one home, so no two tiles receive it
         # The part of a result that one tile stores leaves at once, and arrives at an address of its own a fragment.
-        arriving = sum_by_index(pieces.home, fragments * others, num_tiles)
+        arriving = sum_by_index(pieces.home, fragments * receivers, num_tiles)
         return Traffic(at_owners, remote, arriving, arriving, receives, local, local_fragments, shared, *copies)
     sent = at_owners
-    sends = _sends(pieces, others > 0, is_disjoint, num_tiles)
+    sends = _sends(pieces, receivers > 0, is_disjoint, num_tiles)
     if not is_disjoint:
         homes = find_homes(mappings)
         needed = Runs(pieces.block, pieces.start, pieces.length, pieces.weight)
-        union = union_runs(needed.take(others > 0), homes.size)
+        union = union_runs(needed.take(receivers > 0), homes.size)
         union_elements = scale_by_weight(union.length, union.weight)
         multicast = sum_by_index(homes.tile_of(homes.run_of(union.start)), union_elements, num_tiles)
         if multicast.sum() < sent.sum():  # some element goes to two tiles

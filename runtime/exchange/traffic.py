@@ -217,12 +217,12 @@ def _of_cut_axes(group: VertexGroup, access: Access) -> tuple[VertexGroup, Acces
     So pushes to stashes of different lengths read their operands alike, and stashes are in place.
     """
     used = {term.axis for dim in access.dims for term in dim.terms}
-    kept = [n for n, axis in enumerate(group.axes) if n in used or axis.blocks != 1] or [0]
-    if len(kept) >= len(group.axes):
+    axis_numbers = [n for n, axis in enumerate(group.axes) if n in used or axis.blocks != 1] or [0]
+    if len(axis_numbers) >= len(group.axes):
         return group, access
-    number = {axis: n for n, axis in enumerate(kept)}
+    number = {axis: n for n, axis in enumerate(axis_numbers)}
     dims = tuple(replace(d, terms=tuple(replace(t, axis=number[t.axis]) for t in d.terms)) for d in access.dims)
-    axes = tuple(group.axes[n] for n in kept)
+    axes = tuple(group.axes[n] for n in axis_numbers)
     return grid_of(axes, group.tile.reshape([axis.blocks for axis in axes])), replace(access, dims=dims)
 
 

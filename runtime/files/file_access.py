@@ -174,8 +174,8 @@ def regular_file(path: FilePath, *, follows_links: bool = True) -> Iterator[tupl
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        found = _TYPES.get(stat.S_IFMT(status.st_mode), "something else")
-        raise UnreadableError("no regular file", "a file", found)
+        kind = _TYPES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise UnreadableError("no regular file", "a file", kind)
     with open(descriptor, "rb") as file:
         try:
             yield file, status.st_size

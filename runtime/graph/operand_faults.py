@@ -85,8 +85,8 @@ def described_gap(graph: Owner, name: str, elements: np.ndarray, size: int) -> T
     if len(elements) == size:
         return TileGap(f"{name} is mapped to no {noun}", None)
     verb = "has" if len(elements) == 1 else "have"
-    what = f"{name} is mapped in part: {element_ranges(elements)} of it {verb} no {noun}"
-    return TileGap(what, f"{len(elements):,} of {size:,} elements without a tile")
+    fault = f"{name} is mapped in part: {element_ranges(elements)} of it {verb} no {noun}"
+    return TileGap(fault, f"{len(elements):,} of {size:,} elements without a tile")
 
 
 def element_ranges(elements: np.ndarray) -> str:
@@ -94,6 +94,6 @@ def element_ranges(elements: np.ndarray) -> str:
     breaks = np.flatnonzero(np.diff(elements) != 1) + 1
     runs = [(int(run[0]), int(run[-1])) for run in np.split(elements, breaks)]
     texts = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs[:_MOST_RANGES]]
-    more = len(runs) - len(texts)
-    rest = f" and {more} more range{'s' if more > 1 else ''}" if more else ""
+    num_omitted = len(runs) - len(texts)
+    rest = f" and {num_omitted} more range{'s' if num_omitted > 1 else ''}" if num_omitted else ""
     return f"element{'' if len(elements) == 1 else 's'} {', '.join(texts)}{rest}"

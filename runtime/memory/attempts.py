@@ -79,8 +79,8 @@ def attempt_lines(attempts: Sequence[Attempt]) -> Iterator[str]:
             chosen[id(each)] = each
     yield f"{'cycles':>15}  {'fullest tile':>14}  plan"
     yield from map(str, sorted(chosen.values(), key=_order))
-    if others := len(attempts) - len(chosen):
-        yield f"{'':>15}  {'':>14}  and {others:,} other{'s' * (others > 1)}"
+    if num_others := len(attempts) - len(chosen):
+        yield f"{'':>15}  {'':>14}  and {num_others:,} other{'s' * (num_others > 1)}"
 
 
 def _order(attempt: Attempt) -> tuple[int, int]:

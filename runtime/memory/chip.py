@@ -101,10 +101,10 @@ class Chip:
         # `tolerance` is the share by which tiles that are packed as one may differ.
         return self._search_sequences(tiles, enough, tolerance, sequences)[0]
 
-    def best_sequence(self, tile: int, enough_bytes: float, known: np.ndarray | None) -> np.ndarray:
+    def best_sequence(self, tile: int, enough_bytes: float, start: np.ndarray | None) -> np.ndarray:
         """Return the sequence of the smallest arena of a tile, or the first of at most `enough_bytes`."""
         sequences = min(_MAX_SEQUENCES, max(6 * len(ORDERS), _SEARCH_PLACEMENTS // max(1, len(self.items))))
-        return self._search_sequences(np.array([tile]), np.array([enough_bytes]), 0.0, sequences, known)[1]
+        return self._search_sequences(np.array([tile]), np.array([enough_bytes]), 0.0, sequences, start)[1]
 
     def pack_in(self, sequence: np.ndarray, tiles: np.ndarray) -> Arena:
         """Return the arena of each tile in one sequence, every tile by itself."""
@@ -112,7 +112,7 @@ class Chip:
         return self._arena_of(self._end_addresses(sizes, group_similar_tiles(sizes, 0.0), sequence))
 
     def _search_sequences(
-        self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int, known: np.ndarray | None = None
+        self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int, start: np.ndarray | None = None
     ) -> tuple[Arena, np.ndarray]:
         """Return the smallest arena of each tile over several sequences, and the sequence whose largest is smallest."""
         best = Arena(np.full(len(tiles), np.iinfo(np.int64).max), np.zeros(len(tiles), np.int64))
@@ -121,8 +121,8 @@ class Chip:
             return Arena(best.wide, best.wide), best_sequence
         sizes, grouped, groups = self._sizes, tiles[:0], (self._sizes, tiles)  # of the tiles that are still large
         waiting = deque(self._sequences())
-        if known is not None:
-            waiting.appendleft(known)
+        if start is not None:
+            waiting.appendleft(start)
         smallest = np.iinfo(np.int64).max
         for _ in range(sequences):
             large = np.flatnonzero(best.size > enough)
@@ -236,7 +236,7 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray, ar
     )
     is_exact = np.zeros(len(peak), bool)
     full = (always + peak).max(initial=0)  # lower bound of the fullest tile; rises with the tiles that are exact
-    known: dict[range, np.ndarray] = {}  # tiles of an IPU → sequence that suits the fullest of them
+    sequences: dict[range, np.ndarray] = {}  # tiles of an IPU → sequence that suits the fullest of them
     count = _FULLEST_AT_ONCE
     # Ends when no group leaves a tile fuller than `full`: only then the largest of all tiles is known exactly.
     while len(fuller := np.flatnonzero((always + packed.size > full) & ~is_exact)):
@@ -244,10 +244,10 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray, ar
         fullest = fuller[0]
         chip = next(chip for chip in chips if fullest in chip.tiles)
         enough = max(accepted[fullest], (1 + _CLOSE) * full - always[fullest])
-        known[chip.tiles] = chip.best_sequence(fullest, enough, known.get(chip.tiles))
+        sequences[chip.tiles] = chip.best_sequence(fullest, enough, sequences.get(chip.tiles))
         # A sequence that suits the fullest tile suits others, too.
         tiles = fuller[(fuller >= chip.tiles.start) & (fuller < chip.tiles.stop)][:count]
-        exact = chip.pack_in(known[chip.tiles], tiles)
+        exact = chip.pack_in(sequences[chip.tiles], tiles)
         better = exact.size < packed.size[tiles]
         packed.size[tiles[better]] = exact.size[better]
         packed.wide[tiles[better]] = exact.wide[better]

@@ -122,11 +122,11 @@ class MemoryBreakdown:
     def largest(self, max_rows: int | None = None) -> tuple[BreakdownRow, ...]:
         """Return the rows, those after the first `max_rows` as one, and their sum."""
         rows = self.rows
-        if others := rows[len(rows) if max_rows is None else max_rows :]:
-            fullest = sum(row.fullest_bytes for row in others)
-            mean = sum((row.mean_bytes for row in others), Fraction(0))
-            num_items = sum(row.num_items for row in others)
-            rows = (*rows[:max_rows], BreakdownRow(f"{len(others):,} more", "", "", "", fullest, mean, num_items))
+        if omitted := rows[len(rows) if max_rows is None else max_rows :]:
+            fullest = sum(row.fullest_bytes for row in omitted)
+            mean = sum((row.mean_bytes for row in omitted), Fraction(0))
+            num_items = sum(row.num_items for row in omitted)
+            rows = (*rows[:max_rows], BreakdownRow(f"{len(omitted):,} more", "", "", "", fullest, mean, num_items))
         return *rows, replace(self.total, name="all")
 
     def lines(self, max_rows: int | None = None) -> Iterator[str]:
@@ -145,8 +145,8 @@ def memory_breakdown(
     sums: dict[LiveItem, tuple[int, int]] = {}
     for item, first, sizes in items:
         fullest, total = sums.get(item, (0, 0))
-        here = int(sizes[tile - first]) if first <= tile < first + len(sizes) else 0
-        sums[item] = fullest + here, total + int(sizes.sum())
+        tile_bytes = int(sizes[tile - first]) if first <= tile < first + len(sizes) else 0
+        sums[item] = fullest + tile_bytes, total + int(sizes.sum())
     summed = (replace(item, num_bytes=fullest, total_bytes=total) for item, (fullest, total) in sums.items())
     ordered = sorted(summed, key=lambda item: (-item.num_bytes, -item.total_bytes, item.name))
     return MemoryBreakdown(tile, step, origin, num_tiles, tuple(ordered))

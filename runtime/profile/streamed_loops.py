@@ -38,11 +38,11 @@ def streamed_loops(executable: Executable) -> tuple[StreamedLoop, ...]:
 
 
 def _row(graph: Graph, loop: Repeat) -> StreamedLoop:
-    moved = {RemoteIn: 0, RemoteOut: 0}
+    num_bytes = {RemoteIn: 0, RemoteOut: 0}
     for leaf in _own_leaves(loop.body):
         if isinstance(leaf, (RemoteIn, RemoteOut)) and _is_on_host(graph, leaf):
-            moved[type(leaf)] += _bytes(leaf.destination if isinstance(leaf, RemoteIn) else leaf.source)
-    return StreamedLoop(loop.count, moved[RemoteIn], moved[RemoteOut], loop.origin)
+            num_bytes[type(leaf)] += _bytes(leaf.destination if isinstance(leaf, RemoteIn) else leaf.source)
+    return StreamedLoop(loop.count, num_bytes[RemoteIn], num_bytes[RemoteOut], loop.origin)
 
 
 def _own_leaves(node: Program) -> Iterator[Leaf]:

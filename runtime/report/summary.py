@@ -286,8 +286,8 @@ def slow_paths(profile: Figures) -> str:
     """List the operations that take slower forms of code, most cycles first; the others are one row."""
     rows = profile.slow_paths
     lines = [f"{row.cycles:>15,} cycles  {row.operation}: {row.reason}, {row.origin}" for row in rows[:_NUM_TYPES]]
-    others = rows[_NUM_TYPES:]
-    lines += [f"{sum(row.cycles for row in others):>15,} cycles  {len(others):,} more"] if others else []
+    omitted = rows[_NUM_TYPES:]
+    lines += [f"{sum(row.cycles for row in omitted):>15,} cycles  {len(omitted):,} more"] if omitted else []
     return section("Slow paths, cycles of one run of each step", lines)
 
 

@@ -23,9 +23,9 @@ def verdict_text(profile: Figures) -> str:
     for cause, remedy in zip(result.causes, result.remedies, strict=True):
         lines.append(f"{cause.alone_cycles:>15,}  {share(cause.alone_cycles, total)}  {cause.name}")
         lines.append(f"{'':>15}  {'':>6}  try, not tried yet: {remedy}")
-    tried = tried_changes(profile)
-    lines += ["", "Tried by ipu.advise:"] if tried else []
-    lines += [f"  {change}: {effect}" for change, effect in tried]
+    changes = tried_changes(profile)
+    lines += ["", "Tried by ipu.advise:"] if changes else []
+    lines += [f"  {change}: {effect}" for change, effect in changes]
     return section("Verdict", lines)
 
 

@@ -90,9 +90,9 @@ def joined(node: Concat) -> Joined | None:
         shape = (*shape[:axis], rows, shape[axis] // rows, *shape[axis + 1 :])
         axis += 1
     order = _storage_order(max(parts, key=lambda part: prod(part.shape)))
-    kept = [number for number in order if number == axis or shape[number] > 1]
-    views = tuple(replace(part, dims=tuple(part.dims[number] for number in kept)) for part in parts)
-    return Joined(views, kept.index(axis), tuple(shape[n] for n in order), order, shape)
+    split_dims = [number for number in order if number == axis or shape[number] > 1]
+    views = tuple(replace(part, dims=tuple(part.dims[number] for number in split_dims)) for part in parts)
+    return Joined(views, split_dims.index(axis), tuple(shape[n] for n in order), order, shape)
 
 
 def _equal_rows(parts: Sequence[Affine]) -> tuple[int, list[int]]:

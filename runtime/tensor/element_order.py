@@ -112,14 +112,14 @@ class ElementOrder:
         weights = self._weights
         dims: list[Group] = []
         for group in groups:
-            moved: list[tuple[int, int]] = []
+            strides: list[tuple[int, int]] = []
             for size, stride in group or ():
                 number = self.position(stride)
                 step = stride // self.digits[number][1]
                 lowest[number] += min(0, (size - 1) * step)
                 highest[number] += max(0, (size - 1) * step)
-                moved.append((size, step * weights[number]))
-            dims.append(canonical(moved))
+                strides.append((size, step * weights[number]))
+            dims.append(canonical(strides))
         if min(lowest) < 0 or any(high >= size for high, (size, _) in zip(highest, self.digits, strict=True)):
             return None
         offset = sum(a * b for a, b in zip(self._digits_of(node.offset), weights, strict=True))
@@ -136,10 +136,10 @@ class ElementOrder:
 
     def indices(self, index: np.ndarray) -> np.ndarray:
         """Return flat indices of the variable, int64, as those of the array."""
-        moved = np.zeros_like(index)
+        places = np.zeros_like(index)
         for (size, stride), weight in zip(self.digits, self._weights, strict=True):
-            moved += index // stride % size * weight
-        return moved
+            places += index // stride % size * weight
+        return places
 
 
 Orders = dict[Variable, ElementOrder]
@@ -151,9 +151,9 @@ def reordered_node(node: Node, orders: Orders) -> Node | None:
         case Affine(variable):
             return orders[variable].view(node) if variable in orders else node
         case Concat(_, parts):
-            moved = [reordered_node(part, orders) for part in parts]
-            found = tuple(part for part in moved if part is not None)
-            return replace(node, parts=found) if len(found) == len(parts) else None
+            nodes = [reordered_node(part, orders) for part in parts]
+            present = tuple(part for part in nodes if part is not None)
+            return replace(node, parts=present) if len(present) == len(parts) else None
         case Reshaped(source):
             inner = reordered_node(source, orders)
             return None if inner is None else replace(node, source=inner)  # type: ignore[arg-type]
@@ -162,10 +162,10 @@ def reordered_node(node: Node, orders: Orders) -> Node | None:
 
 
 def _reordered_list(variables: Sequence[Variable], which: np.ndarray, index: np.ndarray, orders: Orders) -> Indexed:
-    moved = index.copy()
+    reordered = index.copy()
     for number, variable in enumerate(variables):
         if variable in orders:
             of_variable = which == number
-            moved[of_variable] = orders[variable].indices(index[of_variable])
+            reordered[of_variable] = orders[variable].indices(index[of_variable])
     arrays = tuple(orders[variable].array if variable in orders else variable for variable in variables)
-    return freeze(arrays, which, moved)
+    return freeze(arrays, which, reordered)

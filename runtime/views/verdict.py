@@ -168,8 +168,8 @@ def _bound(profile: Figures) -> str:
     bound = profile.bound
     part = share(bound.cycles, max(1, profile.cycles)).strip()
     own_sentence = f"its own supersteps, each at its least, take {bound.own_steps_cycles:,}"
-    least = f"no plan on this machine takes less than {bound.cycles:,} cycles, {part} of this run"
-    return f"Bound: {least}; {own_sentence}."
+    sentence = f"no plan on this machine takes less than {bound.cycles:,} cycles, {part} of this run"
+    return f"Bound: {sentence}; {own_sentence}."
 
 
 def _sentence(cause: Cause | None, is_promising: bool, total: int) -> str:

@@ -190,8 +190,8 @@ def _news(pid: int) -> socket.socket:
         accepted = [server.accept()[0] for _ in range(1, membership().num_instances)]
     # Process 0 reads the news as the others do.
     here, connection = socket.socketpair()
-    others = {int(each.recv(16)): each for each in accepted}
-    Thread(target=_tell_lost, args=({**others, 0: here},), daemon=True).start()
+    connections = {int(each.recv(16)): each for each in accepted}
+    Thread(target=_tell_lost, args=({**connections, 0: here},), daemon=True).start()
     return connection
 
 

@@ -71,8 +71,8 @@ def _call_roll(address: tuple[str, int], count: int, deadline: float) -> _News:
     connections: dict[int, socket.socket] = {}
     news = _News(0, [*range(1, count)])
     with server, contextlib.ExitStack() as stack:
-        while news.missing and (left := deadline - time.monotonic()) > 0:
-            server.settimeout(left)
+        while news.missing and (remaining_seconds := deadline - time.monotonic()) > 0:
+            server.settimeout(remaining_seconds)
             with contextlib.suppress(OSError, ValueError):  # silence, or another program
                 connection = stack.enter_context(server.accept()[0])
                 connection.settimeout(_WAIT_SECONDS)
@@ -91,8 +91,8 @@ def _call_roll(address: tuple[str, int], count: int, deadline: float) -> _News:
 def _report(address: tuple[str, int], index: int, deadline: float) -> _News:
     """Report to process 0, and return its last news."""
     news = _News(0, [0])
-    while not news.port and (left := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(OSError, ValueError), socket.create_connection(address, left) as server:
+    while not news.port and (remaining_seconds := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError, ValueError), socket.create_connection(address, remaining_seconds) as server:
             server.sendall(json.dumps([index, socket.gethostname()]).encode())
             for line in server.makefile():
                 news = _News(*json.loads(line))

@@ -65,9 +65,9 @@ class Settings:
 
     def for_evaluation(self, graph: Graph) -> Settings:
         """Return the settings of one evaluation of a graph, which counts the nodes of subgraphs."""
-        own = sum(1 for node in graph.nodes for inner in node.subgraphs() for _ in inner.all_nodes())
+        num_nodes = sum(1 for node in graph.nodes for inner in node.subgraphs() for _ in inner.all_nodes())
         # Loops are traced several times, also those that stay loops.
-        limit = _TRACES_OF_A_NODE * own + self.budget.max_unrolled_nodes
+        limit = _TRACES_OF_A_NODE * num_nodes + self.budget.max_unrolled_nodes
         return replace(self, subgraph_nodes=SubgraphNodes(limit))
 
 
@@ -119,9 +119,9 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
 def _results(
     entry: Operator | None, node: Node, operands: Sequence[Any], scope: Mapping[str, Any], settings: Settings
 ) -> tuple[Any, ...]:
-    own = None if settings.override is None else settings.override(node, operands)
-    if own is not None:
-        return own
+    overridden = None if settings.override is None else settings.override(node, operands)
+    if overridden is not None:
+        return overridden
     if entry is None:
         return _run_body(node, operands, settings)
     function = _bound(entry, node, operands, scope, settings)

@@ -161,11 +161,11 @@ def _moved(node: Node, operands: Sequence[Any], function: Function) -> Any:
         x.sides if isinstance(x, Saturated) else jnp.zeros(np.shape(x), np.int8) if _is_in(positions, n) else x
         for n, x in enumerate(operands)
     ]
-    facts = (_present(operands), marked[0][1].source, all(x.is_of_masked_rows for _, x in marked))
+    key = (_present(operands), marked[0][1].source, all(x.is_of_masked_rows for _, x in marked))
     arrays, sides = function(*_arrays(operands)), function(*marks)
     if isinstance(arrays, tuple):
-        return tuple(Saturated(x, y, *facts) for x, y in zip(arrays, sides, strict=True))
-    return Saturated(arrays, sides, *facts)
+        return tuple(Saturated(x, y, *key) for x, y in zip(arrays, sides, strict=True))
+    return Saturated(arrays, sides, *key)
 
 
 def _is_in(positions: Collection[int] | None, position: int) -> bool:

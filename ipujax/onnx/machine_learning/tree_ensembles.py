@@ -208,8 +208,8 @@ def tree_ensemble_classifier(
 ) -> tuple[Array, Array]:
     """Labels [N] and scores [N, classes]; of two classes with weights of one alone, that is the second."""
     rows = as_rows(x)
-    given = classlabels_int64s or classlabels_strings or ()
-    classes = len(given) or 1 + max(class_ids, default=0)
+    labels_given = classlabels_int64s or classlabels_strings or ()
+    classes = len(labels_given) or 1 + max(class_ids, default=0)
     all_nodes, identities = nodes_by_identity(**nodes)
     _check_tables(all_nodes, classes, budget)
     labels = class_labels(classlabels_int64s, classlabels_strings, classes, _LABEL_NAMES)

@@ -112,7 +112,7 @@ def tree_tables(nodes: TreeNodes, values: np.ndarray, fill: float, features: int
         result[tree_of_row, place] = column
         return result
 
-    own = np.arange(len(order))
+    numbers = np.arange(len(order))
     modes = tuple(sorted(set(nodes.mode[~is_leaf].tolist())))
     missing = nodes.missing_is_true & ~is_leaf
     return TreeTables(
@@ -120,8 +120,8 @@ def tree_tables(nodes: TreeNodes, values: np.ndarray, fill: float, features: int
         mode=table(nodes.mode, LEAF, np.int32),
         feature=table(np.where(is_leaf, 0, nodes.feature), 0, np.int32),
         threshold=table(_comparable(nodes.threshold, nodes.mode, dtype), 0, dtype),
-        when_true=table(place[np.where(is_leaf, own, nodes.when_true)], 0, np.int32),
-        when_false=table(place[np.where(is_leaf, own, nodes.when_false)], 0, np.int32),
+        when_true=table(place[np.where(is_leaf, numbers, nodes.when_true)], 0, np.int32),
+        when_false=table(place[np.where(is_leaf, numbers, nodes.when_false)], 0, np.int32),
         missing_is_true=table(missing, 0, np.bool_) if missing.any() else None,
         members=None if nodes.members is None else table(nodes.members, np.nan, dtype),
         values=table(values, fill, values.dtype),

@@ -53,10 +53,10 @@ def key_mask(mask: Optional, batch: int, queries: int, keys: int, hidden: float)
     array = jnp.asarray(mask)
     if array.ndim == 1:
         return _mask_of_lengths(array, batch, keys, hidden)
-    seen = {2: lambda: array[:, None, None, :], 3: lambda: array[:, None], 4: lambda: array}.get(array.ndim)
-    if seen is None:
+    broadcast = {2: lambda: array[:, None, None, :], 3: lambda: array[:, None], 4: lambda: array}.get(array.ndim)
+    if broadcast is None:
         raise OnnxError("the mask has another rank", expected="1 to 4", got=array.ndim)
-    flags = seen()
+    flags = broadcast()
     if array.ndim == 4:  # one square for all lengths, of which the last queries and the first keys count
         start = keys - queries
         flags = flags[..., start : start + queries, :keys]

@@ -48,8 +48,8 @@ def _integer_power(base: Array, exponent: Array) -> Array:
     """Power of integers; with a negative exponent the reciprocal, rounded toward zero."""
     sign = jnp.where((base < 0) & (exponent % 2 != 0), -1, 1)
     reciprocal = jnp.where(abs(base) == 1, sign, 0).astype(base.dtype)
-    whole = jnp.power(base, jnp.maximum(exponent, 0))
-    return jnp.where(exponent < 0, reciprocal, whole.astype(base.dtype))
+    integer_power = jnp.power(base, jnp.maximum(exponent, 0))
+    return jnp.where(exponent < 0, reciprocal, integer_power.astype(base.dtype))
 
 
 def remainder(a: Value, b: Value, *, fmod: int = 0) -> Array:
@@ -102,9 +102,9 @@ def variadic(function: Callable[[Any, Any], Any]) -> Callable[..., Array]:
 
 
 def mean(*inputs: Value) -> Array:
-    first, *others = map(jnp.asarray, inputs)
+    first, *rest = map(jnp.asarray, inputs)
     # The sum of half precision may leave its range.
-    return (variadic(jnp.add)(first.astype(working_dtype(first.dtype)), *others) / len(inputs)).astype(first.dtype)
+    return (variadic(jnp.add)(first.astype(working_dtype(first.dtype)), *rest) / len(inputs)).astype(first.dtype)
 
 
 @operator("LeakyRelu")

@@ -195,12 +195,12 @@ def _counted_iterations(limit: int | None, carried: Sequence[Any], body: LoopBod
     """
     is_known = [is_static(value) and isinstance(value, np.ndarray) for value in carried]
     while True:
-        known = [value if is_one else jnp.zeros(()) for value, is_one in zip(carried, is_known, strict=True)]
-        is_condition_known, *is_next = body.are_decided(np.int64(0), np.asarray(True), *known)
-        kept = [now and after for now, after in zip(is_known, is_next, strict=False)]
-        if kept == is_known:
+        carried_values = [value if is_one else jnp.zeros(()) for value, is_one in zip(carried, is_known, strict=True)]
+        is_condition_known, *is_next = body.are_decided(np.int64(0), np.asarray(True), *carried_values)
+        stays_known = [now and after for now, after in zip(is_known, is_next, strict=False)]
+        if stays_known == is_known:
             break
-        is_known = kept
+        is_known = stays_known
     if not is_condition_known:
         return None
     positions = [n for n, is_one in enumerate(is_known) if is_one]
@@ -212,11 +212,11 @@ def _counted_iterations(limit: int | None, carried: Sequence[Any], body: LoopBod
         go_on, *after = deciding(index, np.asarray(True), *map(by_position.get, range(len(carried))))
         return index + 1, jnp.reshape(jnp.asarray(go_on), ()), tuple(map(jnp.asarray, after))
 
-    most = MAX_COUNTED_ITERATIONS if limit is None else min(limit, MAX_COUNTED_ITERATIONS)
+    max_iterations = MAX_COUNTED_ITERATIONS if limit is None else min(limit, MAX_COUNTED_ITERATIONS)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         start = (jnp.asarray(0), jnp.asarray(True), tuple(jnp.asarray(carried[n]) for n in positions))
-        count, go_on, _ = jax.lax.while_loop(lambda state: state[1] & (state[0] < most), step, start)
-        return None if go_on and most != limit else int(count)
+        count, go_on, _ = jax.lax.while_loop(lambda state: state[1] & (state[0] < max_iterations), step, start)
+        return None if go_on and max_iterations != limit else int(count)
 
 
 def _is_growing(carried: Sequence[Any]) -> bool:

@@ -47,9 +47,9 @@ def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
             # Subgraphs are part of their nodes: a node is replaced before they are visited.
             named = [(node.name or str(n), node) for n, node in enumerate(graph.node)]
             replace_nodes(graph, [new for name, node in named for new in _rewritten(node, opset, name)])
-    others = {entry.domain: entry.version for entry in model.opset_import if entry.domain not in STANDARD_DOMAINS}
+    by_domain = {entry.domain: entry.version for entry in model.opset_import if entry.domain not in STANDARD_DOMAINS}
     model.ClearField("opset_import")
-    versions = {"": onnx.defs.onnx_opset_version(), **others, EARLY_DOMAIN: 1}
+    versions = {"": onnx.defs.onnx_opset_version(), **by_domain, EARLY_DOMAIN: 1}
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
 
 

@@ -184,9 +184,9 @@ def check_names(model: onnx.ModelProto) -> None:
 def check_domains(model: onnx.ModelProto) -> None:
     """Refuse nodes of a domain of which the model imports no version."""
     imported = {entry.domain for entry in model.opset_import}
-    known = imported | (set(STANDARD_DOMAINS) if imported & set(STANDARD_DOMAINS) else set())
+    domains = imported | (set(STANDARD_DOMAINS) if imported & set(STANDARD_DOMAINS) else set())
     for n, node in enumerate(all_nodes(model.graph.node)):
-        if node.domain not in known:
+        if node.domain not in domains:
             message = f"{_label(node, n)} is of domain {node.domain!r}, of which the model imports no opset"
             hint = f"add it: model.opset_import.append(onnx.helper.make_opsetid({node.domain!r}, 1))"
             raise OnnxModelError(message, expected=node.domain, got=", ".join(map(repr, sorted(imported))), hint=hint)

@@ -292,12 +292,12 @@ def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -
 
 def _check_held(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -> None:
     """Refuse numbers that the device does not hold: without `jax_enable_x64` it has no more than 32 bits."""
-    held = canonical(info.dtype)
-    sides = None if held == array.dtype else sides_beyond(array, held)
+    dtype = canonical(info.dtype)
+    sides = None if dtype == array.dtype else sides_beyond(array, dtype)
     if sides is not None:
-        message = f"{label} has the value {array[sides != 0][0]}, which {held} does not hold"
+        message = f"{label} has the value {array[sides != 0][0]}, which {dtype} does not hold"
         declared = "" if array.dtype == info.dtype else f"declare it as {array.dtype}; "
-        raise popart_exception(message, expected=held, got=array.dtype, hint=declared + REMEDY)
+        raise popart_exception(message, expected=dtype, got=array.dtype, hint=declared + REMEDY)
 
 
 def _check_contiguous(label: str, array: Any) -> None:

@@ -38,8 +38,8 @@ class ReplicaGrouping:
     groupSize: int
 
     def __post_init__(self) -> None:
-        least = min(self.numReplicas, self.stride, self.groupSize)
-        if least < 1 or self.numReplicas % (self.stride * self.groupSize):
+        smallest = min(self.numReplicas, self.stride, self.groupSize)
+        if smallest < 1 or self.numReplicas % (self.stride * self.groupSize):
             expected = "stride times groupSize divides the number of replicas"
             raise popart_exception("groups do not divide the replicas", expected=expected, got=self)
 

@@ -141,15 +141,15 @@ class TrainingSession(Session):
 
     def _check_grouped_weights(self) -> None:
         grouped = self._store.grouped
-        whole = {
+        refused = {
             "automaticLossScalingSettings": self._options.automaticLossScalingSettings.enabled,
             "clip_norm_settings": bool(self._optimizer.clipNormSettings),
             "replicatedTensorSharding": bool(self._least_sharded()),
             "an operator that updates it": any(name in grouped for name in self._buffers),
         }
-        for what, is_used in whole.items():
+        for feature, is_used in refused.items():
             if grouped and is_used:
-                message = f"a parameter with values for groups of replicas does not go with {what}"
+                message = f"a parameter with values for groups of replicas does not go with {feature}"
                 expected = "equal numbers on all replicas, or no VariableSettings"
                 raise popart_exception(message, expected=expected, got=", ".join(grouped))
 

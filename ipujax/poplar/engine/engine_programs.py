@@ -333,11 +333,11 @@ def _compile(
     """Compile all programs to one executable."""
     # Resident streams in and out of each program keep persistent variables live around it, at no cost.
     sequence = ProgramSequence()
-    kept = [v for v in machine.variables if v in persistent]
+    lasting = [v for v in machine.variables if v in persistent]
     for program in programs:
-        streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in kept]
-        reads = (StreamIn(stream, tensor, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
-        writes = (StreamOut(tensor, stream, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
+        streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in lasting]
+        reads = (StreamIn(stream, tensor, v.origin) for v, (stream, tensor) in zip(lasting, streams, strict=True))
+        writes = (StreamOut(tensor, stream, v.origin) for v, (stream, tensor) in zip(lasting, streams, strict=True))
         sequence.add(ProgramSequence(*reads, program, *writes))
     compiler_options = Options(
         exact_splits=options.exact_splits,

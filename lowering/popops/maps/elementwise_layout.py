@@ -206,11 +206,11 @@ def kept_layout(
         piece_starts, _, _ = layout.mapping.runs()
         return evenness.worst, -evenness.tiles, len(piece_starts)
 
-    kept = min(layouts, key=rank)
+    best = min(layouts, key=rank)
     # The tiles are kept; only the elements of a tile are cut into rows, as vertices read repeated operands by
     # dimension.
     has_repeated = not all(view.is_whole for view in views)
-    return _in_rows(kept) if has_repeated and kept.shape == shape else kept
+    return _in_rows(best) if has_repeated and best.shape == shape else best
 
 
 def _layout_of_view(graph: Graph, tensor: Tensor) -> Layout:

@@ -145,8 +145,8 @@ class Kernel:
         reductions = (
             replace(r, axes=axes) for r, axes in zip(self.reductions, reduced, strict=True) if axes is not None
         )
-        found = tuple(operand for operand in inputs if operand is not None)
-        return replace(self, rank=len(sources), inputs=found, reductions=tuple(reductions))
+        operands = tuple(operand for operand in inputs if operand is not None)
+        return replace(self, rank=len(sources), inputs=operands, reductions=tuple(reductions))
 
     def evaluate(self, arrays: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
         """Computes the kernel on one block of the index space, in JAX: the results, then the reductions.

@@ -304,9 +304,9 @@ def row_slow_paths(
             width = element_bytes(dtype)
             atom = atom_bytes_of(repetition.row * width)  # the largest unit of copies that divides a row
             if atom < VECTOR_BYTES:
-                what = f"repeated rows are copied {atom_name(atom)}"
+                reason = f"repeated rows are copied {atom_name(atom)}"
                 copying = np.ceil(atom_cycles(elements * width, atom)).astype(np.int64)
-                paths.append(SlowPath(SlowReason(what, repetition.row, VECTOR_BYTES // width), copying))
+                paths.append(SlowPath(SlowReason(reason, repetition.row, VECTOR_BYTES // width), copying))
     return paths
 
 

@@ -176,5 +176,5 @@ def _codelet_with_axes(
 
 def axes_among(axes: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """Return the numbers of the new axes that some axes become; None where one also has elements of other axes."""
-    found = tuple(number for number, old in enumerate(sources) if any(axis in axes for axis in old))
-    return found if all(axis in axes for number in found for axis in sources[number]) else None
+    numbers = tuple(number for number, old in enumerate(sources) if any(axis in axes for axis in old))
+    return numbers if all(axis in axes for number in numbers for axis in sources[number]) else None

@@ -279,23 +279,23 @@ def _transposed(
         Cotangents of the operands that the function is linear in, None for others.
     """
     linear = [n for n, is_one in enumerate(is_linear) if is_one]
-    others = [n for n, is_one in enumerate(is_linear) if not is_one]
+    nonlinear = [n for n, is_one in enumerate(is_linear) if not is_one]
     active = [n for n, cotangent in enumerate(cotangents) if cotangent is not None]
     linear_rows = _row_shapes([operands[n] for n in linear], [stacked[n] for n in linear])
 
     def pulled(*rows: Any) -> tuple[Any, ...]:
         """Cotangents of linear operands, from the other operands and the cotangents of active results."""
-        fixed = dict(zip(others, rows, strict=False))  # `rows` go on with the cotangents
+        fixed = dict(zip(nonlinear, rows, strict=False))  # `rows` go on with the cotangents
 
         def of_linear(*values: Any) -> list[Any]:
             inputs = fixed | dict(zip(linear, values, strict=True))
             outs = jaxpr_as_fun(body)(*(inputs[n] for n in range(len(operands))))
             return [outs[n] for n in active]
 
-        return tuple(jax.linear_transpose(of_linear, *linear_rows)(list(rows[len(others) :])))
+        return tuple(jax.linear_transpose(of_linear, *linear_rows)(list(rows[len(nonlinear) :])))
 
-    inputs = [*(operands[n] for n in others), *(cotangents[n] for n in active)]
-    flags = [*(stacked[n] for n in others), *(True for _ in active)]
+    inputs = [*(operands[n] for n in nonlinear), *(cotangents[n] for n in active)]
+    flags = [*(stacked[n] for n in nonlinear), *(True for _ in active)]
     pulls = map_rows(pulled, inputs, flags, **params)
     # An operand that all tiles read has the sum of their cotangents.
     results = {n: x if stacked[n] else jnp.sum(x, 0, dtype=x.dtype) for n, x in zip(linear, pulls, strict=True)}
