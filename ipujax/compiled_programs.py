@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from ipujax.arguments import short_type
 from ipujax.runtime.logs import Log
 
 if TYPE_CHECKING:
@@ -127,17 +128,17 @@ def compile_warnings(executable: Executable) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(f"{unmet} ({unmet.origin})" for unmet in notes.unmet_bounds), *unused]))
 
 
-def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any], types: Sequence[str] = ()) -> None:
+def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any], avals: Sequence[Any] = ()) -> None:
     """Warn of what compilation has found, and append the program to the list of `collected_programs`, if any.
 
     Args:
         name: name of the function.
         warnings: lines of `compile_warnings`.
         profile: returns its static profile.
-        types: shapes and dtypes of its arguments.
+        avals: types of its arguments.
     """
     # Called for the program that is run, not for attempts that did not fit.
     for line in warnings:
         _LOG.warning("%s", line)
     if _COLLECTED:
-        _COLLECTED[-1].append(CompiledProgram(name, profile, tuple(types)))
+        _COLLECTED[-1].append(CompiledProgram(name, profile, tuple(map(short_type, avals))))

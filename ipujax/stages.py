@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ipujax.arguments import FunctionName, short_type
+from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Stage, Traced as Traced, check_compiled_call, locates_nans
 from ipujax.compiled_programs import announce, compile_warnings
 from ipujax.lowering.dumps import LOWERED
@@ -269,18 +269,14 @@ class Lowered(Stage):
         if self._stored is not None:
             lowered = Lowered(self.plan, lambda: self._fitted[0], store, self._stored)
             compiled = Compiled(lowered, lambda: self._fitted[1], store)
-            announce(self.name, self._stored.warnings, lambda: compiled.profile, self._types)
+            announce(self.name, self._stored.warnings, lambda: compiled.profile, self.signature.in_avals)
             return compiled
         planned, executable = self._fitted
         compiled = Compiled(Lowered(planned.plan, lambda: planned, store), lambda: executable, store)
-        announce(self.name, compile_warnings(executable), lambda: compiled.profile, self._types)
+        announce(self.name, compile_warnings(executable), lambda: compiled.profile, self.signature.in_avals)
         if store is not None:
             self.as_traced(store.put_program, compiled)
         return compiled
-
-    @property
-    def _types(self) -> list[str]:
-        return [short_type(aval) for aval in self.signature.in_avals]
 
     def cost_analysis(self) -> dict[str, float]:
         """Return costs of one call, see `Compiled.cost_analysis`."""

@@ -249,7 +249,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.public": "",
     "ipujax.recurrent": "",
-    "ipujax.compiled_programs": "runtime.compile runtime.logs",
+    "ipujax.compiled_programs": "ipujax.arguments runtime.compile runtime.logs",
     "ipujax.distributed": (
         "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.signatures"
     ),
