@@ -88,7 +88,9 @@ class FunctionRecord:
     @cached_property
     def holds_script(self) -> bool:
         """Whether a function that JAX defines runs one of the script's, as that of `checkify` does."""
-        return self.jaxpr is not None and self.is_of_jax and any(map(source_line, self.jaxpr.jaxpr.eqns))
+        # A single operation may have the line of the one that it is the gradient of.
+        eqns = [] if self.jaxpr is None else self.jaxpr.jaxpr.eqns
+        return self.is_of_jax and len(eqns) > 1 and any(map(source_line, eqns))
 
     @property
     def body_name(self) -> str:

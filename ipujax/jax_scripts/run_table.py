@@ -136,16 +136,16 @@ def _lines_of_operations(operations: Sequence[SingleOperations]) -> list[str]:
 def _distinct_names(rows: Sequence[ProfiledCalls]) -> list[str]:
     """Return the name of each row: with line, and the types of arguments that differ, where others have the same."""
     by_name = Counter(row.name for row in rows)
-    types_of_name: dict[tuple[str, int], list[tuple[str, ...]]] = defaultdict(list)
+    types_of_line: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
     for row in rows:
-        types_of_name[row.name, len(row.types)].append(row.types)
+        types_of_line[row.name, row.line].append(row.types)
     names = []
     uses: Counter[str] = Counter()
     for row in rows:
         parts = [row.name]
         if by_name[row.name] > 1:
             parts = [f"{row.owner}.{row.name}" if row.owner else row.name, row.line]
-        parts.append(types_apart(row.types, types_of_name[row.name, len(row.types)]))
+        parts.append(types_apart(row.types, types_of_line[row.name, row.line]))
         name = ", ".join(filter(None, parts))
         uses[name] += 1  # as of static arguments with other values
         names.append(name if uses[name] == 1 else f"{name}, program {uses[name]}")
