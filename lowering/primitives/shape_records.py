@@ -302,7 +302,8 @@ RECORDS: dict[str, PrimitiveRecord] = {
     "iota": PrimitiveRecord(_iota_factors, _shape_in("shape"), "none"),
     "optimization_barrier": PrimitiveRecord(each_alone, cost="none"),
     "dce_sink": PrimitiveRecord(cost="none"),
-    **dict.fromkeys(("name", "stop_gradient", "host_put"), PrimitiveRecord(elementwise, cost="none")),
+    **dict.fromkeys(("name", "stop_gradient"), PrimitiveRecord(elementwise, cost="none")),
+    "host_put": PrimitiveRecord(elementwise),
     "sharding_constraint": PrimitiveRecord(elementwise, cost="statement", keeps_sums=True),
     **dict.fromkeys(
         ("reshard", "device_put", "layout_constraint", "shard_alike", "xla_metadata_value"),
