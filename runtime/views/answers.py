@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.graph import HOST_LATENCY
 from ipujax.runtime.memory import LIVE, LiveItem
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
@@ -65,9 +66,9 @@ _PARTS = np.array([0, 1, 1, 2])  # of filling, steady and draining, by position 
 
 def costliest_operation(profile: Figures) -> Answer:
     """Name the operation with most busy cycles, its rate and the bound of exchange."""
-    rows = operation_rows(profile)
+    rows = [row for row in operation_rows(profile) if row.line != str(HOST_LATENCY)]  # of no operation
     if not rows or not rows[0].cycles:
-        return Answer(MOST, "Nothing takes time.")
+        return Answer(MOST, "No operation takes time.")
     top = rows[0]
     cycles = profile.busy_cycles
     share = top.cycles / max(1, cycles)

@@ -266,3 +266,9 @@ def test_an_operation_that_layers_repeat_is_added_up():
         f" All 12 rows of dot_general at {rows[0].line} together take {share:.1%}."
         in costliest_operation(profile).sentence
     )
+
+
+def test_the_latency_of_the_host_is_no_operation() -> None:
+    profile = ipu.jit(jnp.sin).profile(jnp.ones((4,)))
+    assert "latency" in operation_rows(profile)[0].name  # takes most
+    assert costliest_operation(profile).subject == "sin"
