@@ -14,8 +14,8 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import DropVar, JaxprEqn, eval_equation, shape_of
 from ipujax.lowering.jaxpr import equations_inside
-from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
-from ipujax.lowering.partition.block_rules import Blocks, results_of
+from ipujax.lowering.partition.assignments import Values, axes_of, decide
+from ipujax.lowering.partition.block_rules import Blocks, needed_operand_specs, results_of
 from ipujax.lowering.partition.block_values import Block, GatheredEquation, Scope
 from ipujax.lowering.partition.resharding import ADDITIONS, Step, of_numbers
 from ipujax.lowering.partition.specs import SPEC_STATEMENTS, Axes, Spec, in_words, local_shape, whole
@@ -117,7 +117,8 @@ def _on_blocks_by_factors(
     result_avals = [var.aval for var in eqn.outvars]
     values = Values([block.aval for block in operands], operand_specs, result_avals, required, sums_of)
     decision = decide(factors, values, scope.mesh, scope.target)
-    arrays = scope.arrays_under(needed_specs(factors, decision.assignment, operand_specs), operands, eqn)
+    needed = needed_operand_specs(eqn, factors, decision.assignment, operand_specs)
+    arrays = scope.arrays_under(needed, operands, eqn)
     specs = [Spec(axes_of(labels, decision.assignment)) for labels in factors.results]
     shapes = [local_shape(shape_of(var), spec, scope.mesh) for var, spec in zip(eqn.outvars, specs, strict=True)]
     results = results_of(Blocks(eqn, arrays, shapes, decision.assignment, scope.mesh))

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import (
@@ -28,11 +29,12 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import PIPELINE, scan_body, while_body, while_condition
 from ipujax.lowering.partition.block_equations import equation_on_blocks
-from ipujax.lowering.partition.block_values import Block, Notes, Scope
+from ipujax.lowering.partition.block_values import Block, Notes, Scope, zeros
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
 from ipujax.lowering.partition.resharding import reshard, values_that_may_stay_unreduced
 from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, whole
 from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_function, shard_map_specs
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas import HOST_CALLS, call_once
 
 _SUMMED = frozenset({"sum", "mean"})  # reductions over micro-batches that may add up partial sums
@@ -43,6 +45,8 @@ def evaluate_on_blocks(scope: Scope, jaxpr: ClosedJaxpr, operands: Sequence[Bloc
 
     def equation(eqn: JaxprEqn, blocks: list[Block]) -> list[Block]:
         with source_of(eqn):
+            if record_of(eqn).cost == "view" and blocks and all(block.is_zero for block in blocks):
+                return [zeros(var.aval, scope.spec_or_whole(var), scope.mesh) for var in eqn.outvars]
             return _EVALUATIONS.get(eqn.primitive.name, equation_on_blocks)(scope, eqn, blocks)
 
     return eval_jaxpr(jaxpr, operands, equation, _constant_block)
@@ -50,7 +54,8 @@ def evaluate_on_blocks(scope: Scope, jaxpr: ClosedJaxpr, operands: Sequence[Bloc
 
 def _constant_block(value: Any) -> Block:
     aval = jax.typeof(value)
-    return Block(value, whole(len(aval.shape)), aval)
+    is_zero = isinstance(value, np.ndarray) and not value.ndim and not any(value.tobytes())  # −0.0 has other bytes
+    return Block(value, whole(len(aval.shape)), aval, is_zero)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the first of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +16,10 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import JaxprEqn
+from ipujax.lowering.partition.assignments import Assignment, needed_specs
 from ipujax.lowering.partition.resharding import index_along
-from ipujax.lowering.partition.specs import Axes, MeshAxes
-from ipujax.lowering.primitives import INDEX, record_of, shapes
+from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec
+from ipujax.lowering.primitives import INDEX, Factors, record_of, shapes
 
 # Parameters with shardings in the types of an equation; a block has none.
 _SHARDING_PARAMS = ("out_sharding", "sharding")
@@ -56,6 +57,18 @@ class Blocks:
         primitive = self.eqn.primitive
         results = primitive.bind(*(operands or self.operands), **primitive.get_bind_params({**params, **changes}))
         return list(results) if primitive.multiple_results else [results]
+
+
+def needed_operand_specs(
+    eqn: JaxprEqn, factors: Factors, assignment: Assignment, operand_specs: Sequence[Spec]
+) -> list[Spec]:
+    """Spec of each operand that an assignment needs; of a table that devices add updates to, partial sums."""
+    needed = needed_specs(factors, assignment, operand_specs)
+    if record_of(eqn).rows == "written":
+        # Factors from `INDEX` on are those of lookups.
+        lookup_axes = {axis for factor, axes in assignment.items() if factor >= INDEX for axis in axes}
+        needed[0] = replace(needed[0], unreduced=needed[0].unreduced | lookup_axes)
+    return needed
 
 
 def results_of(blocks: Blocks) -> list[Any]:
@@ -153,7 +166,7 @@ def _local_rows(
 def _rows_written(blocks: Blocks) -> list[Any]:
     """Each device writes its own rows, and drops others.
 
-    If lookups are split, each device adds its own updates: the results are partial sums, and the table counts once.
+    If lookups are split, each device adds its own updates to its partial sum of the table, see `needed_operand_specs`.
     """
     operand, indices, updates = blocks.operands
     eqn = blocks.eqn
@@ -166,10 +179,6 @@ def _rows_written(blocks: Blocks) -> list[Any]:
         # Negative indices are dropped, as those past the end.
         indices = jnp.where(local.are_own[..., None], local.indices, -1)
         changes = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
-    # Factors from `INDEX` on are those of lookups.
-    lookup_axes = tuple(axis for factor, axes in blocks.axes.items() if factor >= INDEX for axis in axes)
-    if lookup_axes:
-        operand = jnp.where(index_along(lookup_axes, blocks.mesh) == 0, operand, jnp.zeros((), operand.dtype))
     return blocks.bind(operand, indices, updates, **changes)
 
 

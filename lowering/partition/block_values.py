@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from ipujax.lowering.jax_compat import JaxprEqn, Var, shape_of
+from ipujax.lowering.jax_compat import JaxprEqn, Var, shape_of, with_weak_type
 from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, typed_spec, whole
 from ipujax.lowering.source_info import source_line
@@ -28,11 +29,19 @@ class Block:
         array: the block, or the device's partial sum of it.
         spec: split of the value.
         aval: type of the whole value.
+        is_zero: whether the value is known to be zeros alone, which every device has under any spec.
     """
 
     array: Any
     spec: Spec
     aval: Any
+    is_zero: bool = False
+
+
+def zeros(aval: Any, spec: Spec, mesh: MeshAxes) -> Block:
+    """The block of zeros that each device has of a value of zeros, under any spec: partial sums are zeros too."""
+    block = with_weak_type(jnp.zeros(local_shape(aval.shape, spec, mesh), aval.dtype), aval.weak_type)
+    return Block(block, spec, aval, is_zero=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,8 @@ class Scope:
         """Block of the same value under another spec; `eqn` needs it, None for a result of the program."""
         if block.spec == spec:
             return block
+        if block.is_zero:
+            return zeros(block.aval, spec, self.mesh)
         key = id(block.array), spec
         if key not in self.resharded:
             self._note_resharding(block, spec, eqn)

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
+from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun, shape_of
 from ipujax.lowering.jaxpr import equations, equations_inside
 from ipujax.lowering.partition import Notes, Shardings, partition
 from ipujax.lowering.passes.inline import inline
@@ -32,6 +32,10 @@ def mlp(w: Any, rows: Any) -> Any:
 
 def layered(w: Any, rows: Any) -> Any:
     return jnp.mean(lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), rows, w)[0] ** 2)
+
+
+def looked_up(w: Any, rows: Any) -> Any:
+    return jnp.sum(w[(8 * rows).astype(jnp.int32) % 16] ** 2)
 
 
 def accumulated(loss: Callable[..., Any], w: Any, batches: Any) -> Any:
@@ -62,6 +66,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P], ...], 
     "gradients": (lambda w, x: accumulated(mlp, w, x), (W, BATCHES), set()),
     "gradients of layers": (lambda w, x: accumulated(layered, w, x), ((values(2, 16, 16), P()), BATCHES), set()),
     "gradients of a recurrent network": (recurrent, (W, BATCHES), set()),
+    "gradients of a table": (lambda w, x: accumulated(looked_up, w, x), (W, BATCHES), set()),
     "gradients of split parameters": (
         lambda w, x: accumulated(mlp, w, x),
         ((W[0], P(None, "model")), BATCHES),
@@ -122,3 +127,17 @@ def test_a_sum_of_many_terms_costs_each_its_share(iterations: int, kind: str) ->
     notes = Notes()
     partitioned(products, ((values(iterations, 8, 256), P(None, "data")),), notes)
     assert {move.step.kind for move in notes.moves} == {kind}
+
+
+@pytest.mark.parametrize("loss", [layered, looked_up])
+def test_zeros_that_a_sum_begins_with_are_zeros_of_every_device(loss: Callable[..., Any]) -> None:
+    """No device chooses between them and zeros: a choice would be stored beside the sum."""
+    w = values(2, 16, 16) if loss is layered else W[0]
+    jaxpr = partitioned(lambda w, x: accumulated(loss, w, x), ((w, P()), BATCHES), Notes())
+    chosen = {
+        shape_of(var)
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive.name in ("select_n", "dynamic_update_slice")
+        for var in eqn.outvars
+    }
+    assert w.shape not in chosen
