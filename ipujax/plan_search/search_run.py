@@ -7,7 +7,8 @@ Input: the plans of a search, costs of its step. Output: `Search`, at any time: 
                       of few shards first, after which one plan is compiled: a search that ends early has it
     compile           of the plans that may fit that of fewest estimated cycles, which corrects the estimates of others;
                       as it is planned first, until no estimate is near the best
-    compile to fit    those that did not fit and would be faster than the best: planned again, along all attempts
+    compile to fit    those that did not fit and would be faster than the best: planned again, along all attempts;
+                      without a best the smallest, before more plans are compiled
 
 A plan is compiled with the cut into stages of its estimate: `ipu.pipeline` would lower dozens of cuts.
 """
@@ -184,7 +185,10 @@ class SearchRun:
         return min((cost.cycles or 0 for cost in self.compiled.values() if cost.fits), default=None)
 
     def next_plan(self) -> Plan | None:
-        """Return the plan to compile next: of those that may fit the fastest, else the smallest; None for none."""
+        """Return the plan to compile next: of those that may fit the fastest, else the smallest; None for none.
+
+        Once a few are compiled, and none fits, they are planned again before more are compiled.
+        """
         remaining = [plan for plan in self.estimates if plan not in self.compiled]
         best = self.best_cycles
         fitting = [plan for plan in remaining if self.may_fit(plan)]
@@ -192,8 +196,9 @@ class SearchRun:
             plan = min(fitting, key=lambda plan: self.corrected(plan).cycles)
             is_near = best is None or len(self.compiled) < _MIN_COMPILED or self.corrected(plan).cycles <= _NEAR * best
             return plan if is_near else None
-        smallest = min(remaining, key=lambda plan: self.corrected(plan).tile_bytes, default=None)
-        return smallest if best is None else None
+        if best is not None or (len(self.compiled) >= _MIN_COMPILED and self.next_plan_to_fit() is not None):
+            return None
+        return min(remaining, key=lambda plan: self.corrected(plan).tile_bytes, default=None)
 
     def next_plan_to_fit(self) -> Plan | None:
         """Return the plan to plan again: of those faster than the best the fastest; without a best the smallest."""
@@ -224,11 +229,14 @@ class SearchRun:
             self.calibration.learn(plan, self.estimates[plan], cost.cycles, cost.max_tile_bytes)
 
     def _compile_best(self, max_plans: int, executor: Any, file: SweepFile[str] | None) -> None:
-        """Compile the best plans, until the next is no better."""
-        while plans := list(self._round(1 if executor is None else _ROUND, max_plans)):
-            self._compile(plans, False, executor, file)
-        while (plan := self.next_plan_to_fit()) is not None:
-            self._compile([plan], True, executor, file)
+        """Compile the best plans, until the next is no better; those that do not fit again, to fit."""
+        while True:
+            if plans := list(self._round(1 if executor is None else _ROUND, max_plans)):
+                self._compile(plans, False, executor, file)
+            elif (plan := self.next_plan_to_fit()) is not None:
+                self._compile([plan], True, executor, file)
+            else:
+                return
 
     def _compile(self, plans: Sequence[Plan], is_fitted: bool, executor: Any, file: SweepFile[str] | None) -> None:
         """Compile plans, but for those of which the file has figures."""

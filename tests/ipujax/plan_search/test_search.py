@@ -18,9 +18,10 @@ from jax.sharding import NamedSharding
 import ipujax as ipu
 from ipujax.lowering.pipelining import exchange_bytes
 from ipujax.plan_search import estimates, plan_costs, search_run, searching
-from ipujax.plan_search.estimates import StepCosts
+from ipujax.plan_search.estimates import Estimate, StepCosts
 from ipujax.plan_search.search_plan import traced_step
 from ipujax.runtime.logs import early_ends
+from ipujax.studies.point_costs import PointCost
 from tests.ipujax.plan_search.steps import (
     ROWS,
     TILES,
@@ -125,6 +126,24 @@ def test_interrupt_before_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "interrupted" in str(search)
     with pytest.raises(ipu.ArgumentError, match="interrupted"):
         _ = search.best
+
+
+def test_plans_that_do_not_fit_are_planned_again_before_all_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As first planned no plan fits: the few that are compiled by then say which is planned again."""
+    are_fitted: list[bool] = []
+
+    def compiled(job: Any) -> PointCost:
+        are_fitted.append(job.is_fitted)
+        return PointCost(1000, 1 if job.is_fitted else DEVICE.target.bytes_per_tile + 1, job.is_fitted)
+
+    monkeypatch.setattr(search_run, "compiled_cost", compiled)
+    costs: Any = SimpleNamespace(target=DEVICE.target, cuts_of_program=lambda plan, estimate: ())
+    space: Any = SimpleNamespace(plans=(), impossible={})
+    search = search_run.SearchRun(dense_step, (), space, costs, settings={})
+    needed_bytes = 2.0 * DEVICE.target.bytes_per_tile
+    search.estimates.update((ipu.Plan(data=2**n), Estimate(1000.0, needed_bytes)) for n in range(9))
+    search.run(len(search.estimates), None, None)
+    assert are_fitted == [False, False, False, False, True]
 
 
 class _Busy:
