@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import prod
 from typing import Any, cast
 
@@ -85,8 +86,8 @@ class Argument:
 def kept_arguments(fun: IpuFunction[Any, Any], args: Sequence[Any], batch: Sequence[int] = ()) -> list[Argument]:
     """Return the arguments that calls may keep on the device or in streaming memory: all but batches and other inputs.
 
-    Only a gradient tells weights from inputs: without one, all but `batch` count. Functions with static arguments have
-    none.
+    Only a gradient tells weights from inputs: without one, all but `batch` are returned. Functions with static
+    arguments have none.
     """
     traced = fun.trace(*args)
     infos, keywords = traced.args_info
@@ -98,7 +99,8 @@ def kept_arguments(fun: IpuFunction[Any, Any], args: Sequence[Any], batch: Seque
     kept = []
     for number, info in enumerate(infos):
         leaves = jax.tree.leaves(info)
-        is_input = all(roles.get(var) == INPUTS for _, var in zip(leaves, operands, strict=False))
+        variables = list(islice(operands, len(leaves)))
+        is_input = all(roles.get(var) == INPUTS for var in variables)
         if leaves and not is_input and number not in {n % len(args) for n in batch}:
             is_donated = any(leaf.donated for leaf in leaves)
             kept.append(Argument(number, tuple(map(_type_of, leaves)), is_donated))
@@ -132,31 +134,33 @@ def _type_of(array: Any) -> ArrayType:
 def offloading(
     fun: IpuFunction[Any, Any], args: Sequence[Any], kept: Sequence[Argument], cycles: int | None = None
 ) -> list[Variant]:
-    """Return variants with arguments in streaming memory, which the present ones are part of.
+    """Return variants with more arguments in streaming memory: the donated ones, and each of the largest others.
 
-    Those are the donated ones, and each of the largest others.
+    Of the donated ones the first, often the weights, stays on the tiles in one variant.
 
     Args:
         fun: the function.
         args: its arguments.
         kept: those of `kept_arguments`.
-        cycles: of a call; others of which the transfers take little of it are left out. None if it does not fit.
+        cycles: of a call; arguments with transfers of a small share of it are left out. None if it does not fit.
     """
     if not args:
         return []
     donated = fun.donated_positions(args)
     # Only supersets of the present setting: a change must not bring arguments back to the chip.
     offloaded = {number % len(args) for number in fun.offload_argnums}
-    others = sorted((each for each in kept if not each.is_donated), key=lambda each: -each.num_bytes)
+    others = [each for each in kept if not each.is_donated and each.number not in offloaded]
+    others.sort(key=lambda each: -each.num_bytes)
     least_bytes = 1.0
     if cycles is not None:
         target = fun.target
         least_bytes = _SMALL_SHARE * cycles / target.clock_hz * target.host_bytes_per_second
     large = [each.number for each in others[:_MOST_OFFLOADED] if each.num_bytes >= least_bytes]
-    sets = [donated[1:], donated, *(tuple(sorted({*offloaded, number})) for number in large)]
+    additions = [donated[1:], donated, *((number,) for number in large)]
+    sets = dict.fromkeys(tuple(sorted({*offloaded, *numbers})) for numbers in additions)
     return [
         Variant(f"offload_argnums={numbers}", fun.with_options(fitting(fun.options), offload_argnums=numbers), args)
-        for numbers in dict.fromkeys(numbers for numbers in sets if numbers)
+        for numbers in sets
         if offloaded < set(numbers)
     ]
 

@@ -149,7 +149,7 @@ def _with_callers(jaxpr: Jaxpr, callers: _Nested = ()) -> Iterator[_Nested]:
 
 
 def _other_scopes_around(eqns: _Nested) -> Iterator[str]:
-    """Texts of stages and phases around another one, in which an equation then is not."""
+    """Texts of stages and phases of an equation's calls that an inner one overrides; the equation itself is first."""
     innermost = dict(numbered_scopes(eqns[0]))  # by word, the last of several
     for eqn in eqns if innermost else ():
         for word, number in numbered_scopes(eqn):

@@ -8,7 +8,7 @@ Input: the plans of a search, costs of its step. Output: `Search`, at any time: 
     compile           of the plans that may fit that of fewest estimated cycles, which corrects the estimates of others;
                       as it is planned first, until no estimate is near the best
     compile to fit    those that did not fit and would be faster than the best: planned again, along all attempts;
-                      without a best the smallest, before more plans are compiled
+                      without a best the smallest, before others of too much memory
 
 A plan is compiled with the cut into stages of its estimate: `ipu.pipeline` would lower dozens of cuts.
 """
@@ -187,7 +187,7 @@ class SearchRun:
     def next_plan(self) -> Plan | None:
         """Return the plan to compile next: of those that may fit the fastest, else the smallest; None for none.
 
-        Once a few are compiled, and none fits, they are planned again before more are compiled.
+        Once a few are compiled, and none fits, these are planned again before others of too much memory are compiled.
         """
         remaining = [plan for plan in self.estimates if plan not in self.compiled]
         best = self.best_cycles

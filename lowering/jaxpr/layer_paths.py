@@ -261,6 +261,7 @@ class LayerPaths:
         return replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
 
     def _tells_apart(self, caller: FunctionRun, run: FunctionRun, step: Step) -> bool:
+        """True for a run with equations outside of scopes, whose caller has scopes outside of the run."""
         is_named = not step.is_of_library and self._with_scopes[run, False] > 0
         return is_named and self._with_scopes[caller, True] > self._with_scopes[run, True]
 

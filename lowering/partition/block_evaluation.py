@@ -156,7 +156,7 @@ def _scan_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> l
 
 
 def _sums_of_accumulators(scope: Scope, eqn: JaxprEqn) -> list[int]:
-    """For each carry of a loop the iterations whose partial sums are added up at once; 0 if it is no accumulator.
+    """For each carry of a loop the number of iterations that share one sum over devices; 0 if it is no accumulator.
 
     An accumulator is read by linear equations alone, up to its next value.
     """

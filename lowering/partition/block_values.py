@@ -109,7 +109,7 @@ class Scope:
         is_manual: True inside of a user's `shard_map`, where every value is a device's own.
         is_trial: True where a body is traced only to find the specs of its results.
         may_stay_unreduced: values of which devices may keep partial sums, because their only reader adds these up, with
-            the number of partial sums of which that takes one sum: the iterations of a loop that accumulates them.
+            the number of partial sums that share one sum over devices: the iterations of a loop that accumulates them.
         resharded: arrays under other specs, by id of the original and spec: a value that several equations gather is
             gathered once. Each jaxpr has its own, because values of one trace must not be read in another.
     """

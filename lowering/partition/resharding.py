@@ -319,12 +319,12 @@ _APPLY = {
 
 
 def values_that_may_stay_unreduced(jaxpr: Jaxpr, results: Mapping[Var, int]) -> dict[Var, int]:
-    """Values of a jaxpr of which devices may keep partial sums, because those of a result are computed from them.
+    """Values of a jaxpr of which devices may keep partial sums: linear equations compute those of a result from them.
 
     Args:
         jaxpr: the jaxpr.
-        results: values that may be returned unreduced, with the number of their partial sums of which one sum is taken.
-            One with another reader may not stay: that needs its sum.
+        results: values that may be returned unreduced, each with the number of partial sums that share one sum over
+            devices. One with another reader may not stay, as that reader needs the sum.
 
     Returns:
         The values, each with the number of its result.

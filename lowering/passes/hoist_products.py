@@ -108,7 +108,7 @@ def hoist_products(
 
 
 def _in_scopes_of(loop: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
-    """An equation that was in a loop with the loop's scopes around its own, as it has its layer; or the loop itself."""
+    """An equation that moves out of a loop, with the loop's scopes around its own; one made of the loop has them."""
     is_loop = eqn.source_info is loop.source_info
     return eqn if is_loop else with_caller(eqn, loop, keep_line=True)
 

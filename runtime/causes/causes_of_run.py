@@ -105,8 +105,8 @@ def causes_of_run(
 def removable_cycles(name: str, alone_cycles: int, computing_cycles: int) -> int:
     """Return the cycles of a cause that a change of the program may save.
 
-    Plans trade the exchange of products for computing. While it takes no longer, no change saves all of it: float16, or
-    twice as many rows and columns, halve it.
+    Plans balance the exchange of products with their computing. While the exchange is shorter, no change saves all of
+    it: float16, or products of twice as many rows and columns, halve it.
 
     Args:
         name: of the cause.
@@ -197,9 +197,9 @@ def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:
 
 
 def _origin(removals: Removals, totals: _Totals, work: np.ndarray, cause: str) -> Origin:
-    """Return the origin of the steps that lose most cycles with the work that is left without a cause."""
+    """Return the origin of most of the cycles that vanish with a cause; `work` is that of steps without it."""
     saved = removals.whole - work
-    latency = np.clip(saved[..., HOST_EXCHANGE], 0, removals.host_latency)  # of no transfer more than of the others
+    latency = np.clip(saved[..., HOST_EXCHANGE], 0, removals.host_latency)  # of no single transfer
     saved[..., HOST_EXCHANGE] -= latency
     of_steps = saved.sum(2).max(1) * totals.runs
     by_origin = {HOST_LATENCY: int(latency.max(1) @ totals.runs)}

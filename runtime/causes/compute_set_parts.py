@@ -19,9 +19,9 @@ from ipujax.runtime.target import Target, issue_round_cycles
 def cycles_of_small_vertices(
     graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tiles: int, elements: int
 ) -> np.ndarray:
-    """Return the cycles of each tile whose vertices have few elements in each field.
+    """Return the cycles of each tile with one vertex of each group on it, whose fields have 0 or 1 elements.
 
-    With one element: work that is on a tile however it is spread. Without any: to start the vertices.
+    Without elements: the start of vertices. With one: the start, and work that cannot be spread over more tiles.
 
     Args:
         graph: of the compute set.
@@ -55,9 +55,9 @@ class CyclesOfTiles:
     Args:
         most: cycles of the slowest tile.
         most_started: those of the slowest tile without the start of its vertices.
-        most_least: most cycles that stay on a tile however work is spread.
+        most_least: most cycles on a tile that cannot be spread over more tiles.
         most_least_started: the same without the start of vertices.
-        mean_further: mean of the cycles of tiles beside these, rounded up.
+        mean_further: mean of all other cycles of tiles, rounded up.
     """
 
     most: np.ndarray
@@ -73,7 +73,7 @@ class CyclesOfTiles:
         Args:
             cycles: of each tile.
             starts: those of them that start vertices.
-            least: those of them that stay on a tile however work is spread, with those of `starts`.
+            least: those of `starts`, and of work that cannot be spread over more tiles.
             target: tiles of an IPU.
         """
         of_tiles = cycles.reshape(-1, target.tiles_per_ipu)

@@ -7,6 +7,7 @@ Source of the order: what a user may remove first comes first, so that the compu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -211,7 +212,7 @@ class Removals:
         """Return compute cycles, int64[steps, num_ipus].
 
         Args:
-            is_spread: whether steps on all tiles have no single elements to compute beside.
+            is_spread: whether single elements that are computed beside others are left out.
             is_native: whether all dtypes are computed natively.
             is_fast: whether no row takes a slow path.
             is_in_place: whether nothing is copied on its own tile.
@@ -287,9 +288,9 @@ class Removals:
         return np.stack(rows)
 
     def _costs_of(self, is_spread: bool, is_native: bool, is_fast: bool) -> Mapping[Leaf, object]:
-        """Return the costs of leaves without single elements, with native dtypes, or without slow paths.
+        """Return the costs of leaves without single elements beside others, with native dtypes, or without slow paths.
 
-        Native dtypes have as many words as now; single elements stay where a compute set has no others.
+        Emulated dtypes become native ones of their own size.
         """
         executable = self.executable
         target = executable.target
@@ -341,12 +342,15 @@ class Removals:
         return frozenset(dtype_name(dtype) for dtype in dtypes if not is_key_dtype(dtype))
 
     def origin_in(self, node: Leaf, cause: str) -> Origin:
-        """Return the origin of the work of a step that is of a cause."""
+        """Return the origin of the cycles that a step has by a cause: its own, or that of single elements in it."""
         if cause == SINGLE_TILES and _compute_set_of(node) in self._groups_beside_scalars:
             cost = self.executable.costs[node]
             assert isinstance(cost, ComputeSetCost)
             pairs = zip(self.executable.graph.groups[cost.compute_set], cost.limiting_by_group, strict=True)
-            single = {group.origin: cycles for group, cycles in pairs if is_of_scalars(group)}
+            single = Counter[Origin]()
+            for group, cycles in pairs:
+                if is_of_scalars(group):
+                    single[group.origin] += cycles
             return max(single, key=lambda origin: single[origin])
         return node.shown_origin
 

@@ -71,7 +71,7 @@ class StreamCounts:
     def latency_cycles(self, target: Target) -> np.ndarray:
         """Return the cycles of each IPU for the latency of a host exchange, int64[num_ipus].
 
-        Its first transfer has them for all: they are no more of this one than of those behind it.
+        The first transfer of an exchange has them, on behalf of all.
         """
         begins = (self.ipu_bytes > 0) & ~self.earlier & (not self.is_resident and not self.is_streamed)
         return np.asarray(begins * int(target.host_latency_seconds * target.clock_hz), np.int64)

@@ -232,6 +232,24 @@ def test_a_large_table_is_offloaded_and_a_small_one_or_a_batch_is_not() -> None:
     assert [each.number for each in kept_arguments(fun, args, (-1,))] == [0, 1]
 
 
+def test_arguments_of_several_arrays_are_told_from_batches() -> None:
+    def step(batch: dict[str, Any], weights: dict[str, Any], scale: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda w: ((batch["x"] @ w["a"] + w["b"] - batch["y"]) ** 2).mean())(weights)
+        return jax.tree.map(lambda w, g: w - scale * g, weights, grads), loss
+
+    batch = {"x": array(8, 4), "y": array(8, 4)}
+    kept = kept_arguments(ipu.jit(step), (batch, {"a": array(4, 4), "b": array(4)}, np.float32(0.1)))
+    assert [argument.number for argument in kept] == [1]
+
+
+def test_arguments_that_are_offloaded_already_stay_so() -> None:
+    device = ipu.IPUModel(tiles_per_ipu=16)
+    updated = ipu.jit(lambda x, y, z: (x, y + 1, z), device=device, donate_argnums=(0, 1), offload_argnums=(2,))
+    args = (array(64), array(64), array(1024))
+    changes = [variant.change for variant in offloading(updated, args, kept_arguments(updated, args))]
+    assert changes == ["offload_argnums=(1, 2)", "offload_argnums=(0, 1, 2)"]
+
+
 def test_refuses_a_call_without_an_offloaded_argument() -> None:
     fun = ipu.jit(lambda: jnp.ones(4), device=ipu.IPUModel(tiles_per_ipu=4), offload_argnums=0)
     with pytest.raises(ipu.ArgumentError, match="offload_argnums"):

@@ -66,7 +66,7 @@ def moves_text(node: Node, operands: Sequence[Any]) -> bool:
 
 
 def numbered(operands: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
-    """Return operands with their texts as positions in a sorted list, and the list; zero is empty text, as in ONNX."""
+    """Return operands with their texts as positions in a sorted list, and the list; 0 is ONNX's default, empty text."""
     texts = [as_texts(x, "text") for x in operands if is_text(x)]
     known = np.unique(np.concatenate([np.asarray([""], object), *map(np.ravel, texts)]))
     positions = iter(np.searchsorted(known, each).astype(_POSITION) for each in texts)
@@ -75,7 +75,7 @@ def numbered(operands: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
 
 def with_texts(results: Sequence[Any], known: np.ndarray) -> tuple[Any, ...]:
     """Return static results with positions in the list of `numbered` as texts."""
-    return tuple(known[x] if x is not None and x.dtype == _POSITION else x for x in results)
+    return tuple(np.asarray(known[x], object) if x is not None and x.dtype == _POSITION else x for x in results)
 
 
 def _as_static(value: Any) -> Any:
