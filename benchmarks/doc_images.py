@@ -147,7 +147,7 @@ SCREENSHOTS = {
     "report_summary": Screenshot("digits-cnn", *_FIRST_SCREEN),
     "report_operations": Screenshot("digits-cnn", "#operations", tab="operations", height=760),
     "report_graph": Screenshot("gpt-block", "#graph", tab="program", height=760),
-    "bert_summary": Screenshot("bert-base", *_FIRST_SCREEN, height=900),
+    "bert_summary": Screenshot("bert-base", *_FIRST_SCREEN, height=880),
     "bert_layers": Screenshot("bert-base", "#layers", tab="lines"),
     "bert_stages": Screenshot("bert-base", "#waits", "#stages", tab="timeline"),
     "bert_trace": Screenshot("bert-base", *_TRACE, tab="operations", before=_TOP_OPERATION),
