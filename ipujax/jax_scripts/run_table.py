@@ -42,19 +42,22 @@ def program_cells(profile: Profile) -> Row:
         cycles = f"{profile.cycles:,}"
         time = duration(profile.seconds)
         limit = profile.verdict.limit
-        slowest = next(iter(profile.operations(1)), None)
+        operations = profile.operations()
     except ProfileError as error:  # a trip count is data
         return "depend on data", "", tile, f"{error.what}; {_TRIP_COUNTS}"
+    if not operations:
+        return cycles, time, tile, ""
+    costliest_line = next((row.origin.line for row in operations if row.origin.line), "")
     if limit is not None:  # the cause that the summary and the page name
         line = limit.origin.line
         part = limit.name, f"{100 * limit.alone_cycles / profile.cycles:.0f} %", line or limit.origin.path
-    elif slowest is not None:
+    else:
+        slowest = operations[0]
         line = slowest.origin.line
         part = f"{slowest.dominant} of {slowest.names[0]}", f"{100 * slowest.share:.0f} %", line
-    else:
-        return cycles, time, tile, ""
-    layer = _layer_inside(profile, line)
-    return cycles, time, tile, ", ".join(filter(None, (*part, layer and f"most in layer {layer}")))
+    layer = _layer_inside(profile, line or costliest_line)
+    of_line = "" if line or not costliest_line else f"costliest line {costliest_line}"
+    return cycles, time, tile, ", ".join(filter(None, (*part, of_line, layer and f"most in layer {layer}")))
 
 
 def _layer_inside(profile: Profile, line: str) -> str:
