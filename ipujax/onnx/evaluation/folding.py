@@ -75,7 +75,9 @@ def numbered(operands: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
 
 def with_texts(results: Sequence[Any], known: np.ndarray) -> tuple[Any, ...]:
     """Return static results with positions in the list of `numbered` as texts."""
-    return tuple(known[x] if x is not None and x.dtype == _POSITION else x for x in results)
+    # NumPy has no array of one element without dimensions, as a scalar index picks it, but the element.
+    is_text_at = [x is not None and x.dtype == _POSITION for x in results]
+    return tuple(np.asarray(known[x], object) if is_one else x for x, is_one in zip(results, is_text_at, strict=True))
 
 
 def _as_static(value: Any) -> Any:
