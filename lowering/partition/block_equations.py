@@ -142,9 +142,9 @@ def _with_sums_taken(
 
     Over these, readers of the results add up. Only linear equations have such results, see `may_stay_unreduced`.
     """
-    # For each result the axes over which it may be partial sums.
+    # For each result the axes over which it may be partial sums: none that must split it.
     axes_of_results = [
-        frozenset(scope.mesh.names)
+        frozenset(scope.mesh.names).difference(() if spec is None else spec.axes)
         if var in scope.may_stay_unreduced
         else (frozenset[str]() if spec is None else spec.unreduced)
         for var, spec in zip(eqn.outvars, required, strict=True)
@@ -155,7 +155,13 @@ def _with_sums_taken(
         # Both operands are partial sums over the same axes: a whole one would be added on every device.
         unreduced_axes = [frozenset[str]().union(*unreduced_axes)] * len(operands)
     pairs = zip(operands, unreduced_axes, strict=True)
-    return [scope.to_spec(block, replace(block.spec, unreduced=axes), eqn) for block, axes in pairs]
+    return [scope.to_spec(block, _unreduced_over(axes, block.spec), eqn) for block, axes in pairs]
+
+
+def _unreduced_over(axes: frozenset[str], spec: Spec) -> Spec:
+    """A spec with partial sums over axes: these split no dimension, as a device has a partial sum of all of it."""
+    dims = tuple(tuple(axis for axis in dim if axis not in axes) for dim in spec.dims)
+    return replace(spec, dims=dims, unreduced=axes)
 
 
 def _reduced_over_devices(scope: Scope, monoids: Mapping[str, str], block: Block, eqn: JaxprEqn) -> Any:

@@ -251,7 +251,7 @@ class _Partitioner:
         if stage is None or is_backward:
             operand_ranks += [carried[var] for var in read if var in carried]
         min_rank = max((rank for rank in operand_ranks if rank is not None), default=None)
-        if n in self.views_of_terms and min_rank is not None:
+        if is_backward and n in self.views_of_terms and min_rank is not None:
             return min_rank
         if stage is None:
             return max(min_rank, self.num_stages) if min_rank is not None and is_backward else min_rank
@@ -336,7 +336,7 @@ class _Partitioner:
         """Equations that only bring a term of a result to its form: they go with the term, which is not stored then.
 
         A gradient may be computed on the way forward, as that of a loss in parts, whose transposition is named after
-        the gradient.
+        the gradient. Of forward ones the user says the stage.
         """
         atoms = [atom for atom, kind in zip(self.body.outvars, self.spec.reduce, strict=True) if kind in _SUMMED]
         num_results_of = Counter(variables(self.body.outvars))

@@ -75,6 +75,7 @@ def numbered(operands: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
 
 def with_texts(results: Sequence[Any], known: np.ndarray) -> tuple[Any, ...]:
     """Return static results with positions in the list of `numbered` as texts."""
+    # A scalar index picks an element, which is no array.
     return tuple(np.asarray(known[x], object) if x is not None and x.dtype == _POSITION else x for x in results)
 
 

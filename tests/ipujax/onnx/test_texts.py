@@ -62,6 +62,7 @@ MOVES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
     "gathered": ("Gather", [ROWS], {"axis": 1}),  # of rows onnxruntime copies the first element alone
     "elements": ("GatherElements", [ROWS[None]], {}),
     "elements at places": ("GatherND", [ROWS[None]], {}),
+    "one element": ("GatherND", [np.asarray([1, 2])], {}),
     "another shape": ("Reshape", [np.asarray([3, 2])], {}),
     "replaced elements": ("ScatterElements", [ROWS[:, None], np.asarray([["x"], ["y"]], object)], {"axis": 1}),
     "replaced rows": ("ScatterND", [ROWS[:1, None], np.asarray([["x", "y", "z"]], object)], {}),

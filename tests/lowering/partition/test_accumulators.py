@@ -141,3 +141,30 @@ def test_zeros_that_a_sum_begins_with_are_zeros_of_every_device(loss: Callable[.
         for var in eqn.outvars
     }
     assert w.shape not in chosen
+
+
+def constrained(value: Any, *spec: Any) -> Any:
+    return lax.with_sharding_constraint(value, NamedSharding(AUTO, P(*spec)))
+
+
+def products_beside(term: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A loop that adds, to products that are partial sums over the axis `data`, a value that this axis splits."""
+    return lambda w, rows: lax.scan(lambda c, x: (term(c, x) + constrained(x.T @ x), None), w, rows)[0]
+
+
+SPLIT_TERMS: dict[str, Callable[[Any, Any], Any]] = {
+    "a carry": lambda c, x: 0.5 * constrained(c, "data"),
+    "a carry, over two dimensions": lambda c, x: 0.5 * constrained(c, "model", "data"),
+    "a carry of another form": lambda c, x: constrained(c.reshape(256), "data").reshape(16, 16),
+    "a term": lambda c, x: c + constrained(constrained(x[:1] + jnp.ones((16, 1)), "data") + constrained(x.T @ x)),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT_TERMS)
+def test_no_axis_splits_a_partial_sum_over_it(name: str) -> None:
+    """A block of a partial sum would be the device's own, and terms of others lost."""
+    args = (W, BATCHES)
+    fun = products_beside(SPLIT_TERMS[name])
+    arrays = [array for array, _ in args]
+    (actual,) = jaxpr_as_fun(shard_map(partitioned(fun, args, Notes())))(*arrays)
+    np.testing.assert_allclose(actual, jax.jit(fun)(*arrays), rtol=1e-5, atol=1e-5)

@@ -124,6 +124,18 @@ def test_a_gradient_that_the_forward_part_computes_is_not_stored() -> None:
     assert [maker[term] for (term,) in cut.results] == [(1, FORWARD), (0, BACKWARD)]
 
 
+def test_a_forward_view_stays_in_its_stage() -> None:
+    def fun(w: Any, x: Any) -> Any:
+        with ipu.stage(0):
+            h = jnp.tanh(x @ w)
+        with ipu.stage(1):
+            return -h.sum()
+
+    cut = partition(*traced(fun, (jnp.ones((3, 3)), jnp.ones((2, 3))), ("same", "batch")))
+    maker = {var: part.task for part in stage_parts(cut) for var in part.jaxpr.outvars}
+    assert [maker[term] for (term,) in cut.results] == [(1, FORWARD)]
+
+
 def test_splits_off_gradients_of_parameters() -> None:
     jaxpr, spec, _ = training("mlp", 3)
     parts = {part.task: part for part in stage_parts(partition(jaxpr, spec), (1, 2))}
