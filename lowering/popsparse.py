@@ -303,7 +303,7 @@ def block_products(dtype: Any, index_dtype: Any, slots: int, out_dtype: Any, mos
         return jax.ops.segment_sum(products, slot.astype(np.int32), num_segments=slots).astype(out_dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        (blocks, _, _), (_, _, n), *_ = shapes
+        (blocks, _, _), (_, _, n), *_ = shapes = _not_empty(shapes)
         block = int(np.max(shapes[0][1]))
         if most_blocks is None:
             return static_cycles(target, dtype, block, np.minimum(slots, blocks), blocks, n)
@@ -319,6 +319,11 @@ def block_products(dtype: Any, index_dtype: Any, slots: int, out_dtype: Any, mos
     )
     name = f"popsparse::{'Static' if most_blocks is None else 'Dynamic'}BlockProducts<{dtype_name(dtype)}>"
     return Codelet(name, fields, compute, cycles, flops=_block_flops)
+
+
+def _not_empty(shapes: BlockShapes) -> BlockShapes:
+    """Shapes of fields with an element at least: the formulas of PopLibs have no vertex without blocks."""
+    return tuple(tuple(np.maximum(1, length) for length in shape) for shape in shapes)
 
 
 @remembered
@@ -343,7 +348,7 @@ def sampled_products(dtype: Any, index_dtype: Any, out_dtype: Any, most_blocks: 
         return jnp.einsum("bmn,bkn->bmk", *operands, preferred_element_type=jnp.float32).astype(out_dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        (rows, _, n), (reads, _, _), *_, (blocks, _, _) = shapes
+        (rows, _, n), (reads, _, _), *_, (blocks, _, _) = shapes = _not_empty(shapes)
         block = int(np.max(shapes[-1][1]))
         used = blocks if most_blocks is None else np.minimum(most_blocks, blocks)
         return sampled_cycles(target, dtype, block, np.minimum(rows, used), np.minimum(reads, used), used, n)

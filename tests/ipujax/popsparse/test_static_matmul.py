@@ -152,3 +152,15 @@ def test_patterns_of_masks():
     dense = jnp.arange(96.0).reshape(8, 12)
     kept = pattern.dense(pattern.blocks_of(dense))
     np.testing.assert_array_equal(kept, np.where(np.kron(np.array([[1, 0, 0], [0, 0, 1]]), np.ones((4, 4))), dense, 0))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_start_of_its_vertices_is_a_cause_of_cycles(dtype):
+    pattern = random_pattern(32, 48, 8, 0.4)
+    values, x, _ = operands(pattern, 6, dtype)
+
+    def trained(values, x):
+        return jax.grad(lambda values: (popsparse.static_matmul(pattern, values, x) ** 2).sum())(values)
+
+    profile = ipu.jit(trained, device=SMALL).profile(values, x)
+    assert sum(cause.cycles for cause in profile.causes) == profile.cycles
