@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
-from ipujax.lowering.popops import neutral
 
 _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"add": jnp.sum, "max": jnp.max, "min": jnp.min}
 
@@ -33,6 +32,8 @@ def all_reduce(x: jax.Array, monoid: str, groups: Groups) -> jax.Array:
     if len({len(group) for group in groups}) > 1:
         # A table of groups would be ragged; masks of all replicas have one shape.
         members = is_in_group(groups).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
+        from ipujax.lowering.popops import neutral  # the op library, for groups of several replicas alone
+
         return reduced(jnp.where(members, x, neutral(monoid, x.dtype)), monoid, (1,))
     return reduced(x[np.array(groups)], monoid, (1,))[group_places(groups)[0]]
 
