@@ -27,12 +27,9 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Lit
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name, substituted
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.segments import dependence
-from ipujax.lowering.primitives import record_of
 from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
-
-_SUMMED = frozenset({"mean", "sum"})  # reductions over micro-batches that add up terms
 
 
 class TaskKind(NamedTuple):
@@ -151,7 +148,6 @@ class _Partitioner:
         for n, eqn in enumerate(self.body.eqns):
             for var in variables(eqn.invars):
                 self.users.setdefault(var, []).append(n)
-        self.views_of_terms = self._views_of_terms()
 
     def run(self) -> Partition:
         """Return the equations of each stage, forward then backward, and the terms of results."""
@@ -251,8 +247,6 @@ class _Partitioner:
         if stage is None or is_backward:
             operand_ranks += [carried[var] for var in read if var in carried]
         min_rank = max((rank for rank in operand_ranks if rank is not None), default=None)
-        if is_backward and n in self.views_of_terms and min_rank is not None:
-            return min_rank
         if stage is None:
             return max(min_rank, self.num_stages) if min_rank is not None and is_backward else min_rank
         stage_rank = 2 * self.num_stages - 1 - stage if is_backward else stage
@@ -330,29 +324,7 @@ class _Partitioner:
             return tuple(term for addend in addends(atom) for term in terms(addend))
 
         pairs = zip(self.spec.reduce, self.body.outvars, strict=True)
-        return removed, [terms(atom) if kind in _SUMMED else (atom,) for kind, atom in pairs]
-
-    def _views_of_terms(self) -> set[int]:
-        """Equations that only bring a term of a result to its form: they go with the term, which is not stored then.
-
-        A gradient may be computed on the way forward, as that of a loss in parts, whose transposition is named after
-        the gradient. Of forward ones the user says the stage.
-        """
-        atoms = [atom for atom, kind in zip(self.body.outvars, self.spec.reduce, strict=True) if kind in _SUMMED]
-        num_results_of = Counter(variables(self.body.outvars))
-        found: set[int] = set()
-        while atoms:
-            atom = atoms.pop()
-            n = None if isinstance(atom, Literal) else self.defining_eqn.get(atom)
-            if n is None or len(self.users.get(atom, ())) + num_results_of[atom] != 1:
-                continue
-            eqn = self.body.eqns[n]
-            is_view = len(eqn.invars) == 1 and record_of(eqn).keeps_sums
-            if is_view:
-                found.add(n)
-            if is_view or eqn.primitive.name == "add_any":
-                atoms += eqn.invars
-        return found
+        return removed, [terms(atom) if kind in ("mean", "sum") else (atom,) for kind, atom in pairs]
 
     def _stage_of(self, atom: Atom) -> int | None:
         n = None if isinstance(atom, Literal) else self.defining_eqn.get(atom)

@@ -13,7 +13,6 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.ipus.placement import value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var, jaxpr_as_fun
-from ipujax.lowering.jaxpr import stage_scope
 from ipujax.lowering.pipelining.partition import Partition, partition
 from ipujax.lowering.pipelining.parts import stage_parts
 from ipujax.lowering.pipelining.primitive import PipelineSpec
@@ -106,34 +105,6 @@ def test_accumulates_a_table_of_two_stages_in_each() -> None:
     maker = {var: part.task for part in stage_parts(cut) for var in part.jaxpr.outvars}
     assert sorted(maker[term] for term in terms) == [(0, BACKWARD), (2, BACKWARD)]
     assert all(len(t) == 1 for t in cut.results if t is not terms)
-
-
-def test_a_gradient_that_the_forward_part_computes_is_not_stored() -> None:
-    def fun(w: Any, x: Any) -> Any:
-        with ipu.stage(0):
-            h = x @ w
-        with ipu.stage(1):
-            product = h.T @ x  # as in the loop of a loss in parts
-        with jax.named_scope(f"transpose(jvp({stage_scope(1)}))"):
-            gradient = product.T
-        with jax.named_scope(f"transpose(jvp({stage_scope(0)}))"):
-            return gradient, x.T @ h
-
-    cut = partition(*traced(fun, (jnp.ones((3, 3)), jnp.ones((2, 3))), ("same", "batch")))
-    maker = {var: part.task for part in stage_parts(cut) for var in part.jaxpr.outvars}
-    assert [maker[term] for (term,) in cut.results] == [(1, FORWARD), (0, BACKWARD)]
-
-
-def test_a_forward_view_stays_in_its_stage() -> None:
-    def fun(w: Any, x: Any) -> Any:
-        with ipu.stage(0):
-            h = jnp.tanh(x @ w)
-        with ipu.stage(1):
-            return -h.sum()
-
-    cut = partition(*traced(fun, (jnp.ones((3, 3)), jnp.ones((2, 3))), ("same", "batch")))
-    maker = {var: part.task for part in stage_parts(cut) for var in part.jaxpr.outvars}
-    assert [maker[term] for (term,) in cut.results] == [(1, FORWARD)]
 
 
 def test_splits_off_gradients_of_parameters() -> None:
