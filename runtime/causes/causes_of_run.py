@@ -66,7 +66,7 @@ class Cause:
 def causes_of_run(
     executable: Executable, program: Program, recording: Recording | None, runs: Mapping[Program, int], bound: Bound
 ) -> tuple[Cause, ...]:
-    """Return the causes of the cycles of a run, in the order of `CAUSES`, the computation last.
+    """Return the causes of the cycles of a run, those that save most first, the computation last.
 
     Args:
         executable: the compiled program.

@@ -2,7 +2,6 @@
 
 Input: an executable. Output: for any set of causes the work of all steps without them, int64[steps, num_ipus, 5]. A
 step keeps its place and its syncs in the program: a transfer without cycles is one over an endless link.
-Source of the order: what a user may remove first comes first, so that the computation comes last.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from ipujax.runtime.causes.compute_set_parts import CyclesOfTiles, cycles_of_small_vertices, is_of_scalars, products
-from ipujax.runtime.causes.variants import whole_work
+from ipujax.runtime.causes.variants import latency_of, whole_work
 from ipujax.runtime.compile import Executable, graph_on
 from ipujax.runtime.cost import (
     ComputeSetCost,
@@ -65,7 +64,7 @@ OF_PRODUCTS = "exchange of products"
 REARRANGEMENT = "rearrangement on tiles"
 SYNCS = "sync and start of supersteps"
 UNEQUAL_TILES = "unequal work of tiles"
-# In the order of the waterfall.
+# What a user may remove most easily first: of equal cycles it is removed first.
 CAUSES = (
     *(RETURNED, HOST, STREAMING, FALLBACKS, SINGLE_TILES, EMULATION, SLOW_PATHS, COLLECTIVES, UNEQUAL_IPUS, WAITS),
     *(BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
@@ -166,13 +165,8 @@ class Removals:
 
     @cached_property
     def host_latency(self) -> np.ndarray:
-        """Cycles of each step for the latency of a host exchange, int64[steps, num_ipus]; its first transfer has it."""
-        executable = self.executable
-        target = executable.target
-        costs = (executable.costs[node] if isinstance(node, Leaf) else None for node in self.nodes)
-        none = np.zeros(target.num_ipus, np.int64)
-        rows = [cost.counts.latency_cycles(target) if isinstance(cost, StreamCost) else none for cost in costs]
-        return np.stack(rows)
+        """Cycles of each step for the latency of a host exchange, int64[steps, num_ipus]."""
+        return np.stack([latency_of(self.executable, node) for node in self.nodes])
 
     @cached_property
     def _returned(self) -> frozenset[HostStream]:

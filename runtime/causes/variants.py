@@ -14,7 +14,8 @@ from itertools import islice
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.graph import Program
+from ipujax.runtime.cost import StreamCost
+from ipujax.runtime.graph import Leaf, Program
 from ipujax.runtime.timeline import ClockStep, MachineClocks, Recording, Walk
 from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
 from ipujax.runtime.timeline.timeline import timeline
@@ -81,6 +82,18 @@ def whole_work(executable: Executable) -> np.ndarray:
             row[ipu, HOST_EXCHANGE] = cycles
     work.setflags(write=False)  # many variants are made from it
     return work
+
+
+def latency_of(executable: Executable, node: Program) -> np.ndarray:
+    """Return the cycles of a step for the latency of a host exchange, int64[num_ipus].
+
+    The first transfer of an exchange has it, which may be a scalar: of no argument is it more than of the others.
+    """
+    cost = executable.costs.get(node) if isinstance(node, Leaf) else None
+    work = executable.steps[node].work[:, HOST_EXCHANGE]
+    if not isinstance(cost, StreamCost):
+        return np.zeros_like(work)
+    return np.asarray(np.minimum(cost.counts.latency_cycles(executable.target), work))
 
 
 def is_beside(executable: Executable) -> np.ndarray:

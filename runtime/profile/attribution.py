@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
-import numpy as np
-
+from ipujax.runtime.causes.variants import latency_of
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost import ComputeSetCost, StreamCost
+from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import (
     HOST_LATENCY,
     Call,
@@ -33,7 +32,6 @@ from ipujax.runtime.graph import (
     run_counts,
 )
 from ipujax.runtime.tensor import MERGED_WITH, Origin, compose, without_transformations
-from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,18 +66,6 @@ def divide(total: int, weights: Sequence[int]) -> list[int]:
         for number in by_remainder[:missing]:
             parts[number] += 1
     return parts
-
-
-def latency_of(executable: Executable, node: Program) -> np.ndarray:
-    """Return the cycles of a step for the latency of a host exchange, int64[num_ipus].
-
-    The first transfer of an exchange has it, which may be a scalar: of no argument is it more than of the others.
-    """
-    cost = executable.costs.get(node) if isinstance(node, Leaf) else None
-    work = executable.steps[node].work[:, HOST_EXCHANGE]
-    if not isinstance(cost, StreamCost):
-        return np.zeros_like(work)
-    return np.asarray(np.minimum(cost.counts.latency_cycles(executable.target), work))
 
 
 class Attribution:

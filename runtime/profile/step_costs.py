@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.runtime.causes.variants import latency_of
 from ipujax.runtime.compile import Cost, Executable
 from ipujax.runtime.cost import ComputeSetCost, block_shapes
 from ipujax.runtime.files.figure_kinds import Large
@@ -35,7 +36,7 @@ from ipujax.runtime.graph import (
     is_free,
 )
 from ipujax.runtime.memory import code_of_exchanges
-from ipujax.runtime.profile.attribution import Attribution, Share, divide, latency_of, operation_name
+from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.tensor import (
