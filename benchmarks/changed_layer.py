@@ -26,8 +26,7 @@ from models.gpt import Sizes, language_model
 from models.model import Model
 
 import ipujax as ipu
-from ipujax.models.network_layers import Params
-from ipujax.models.transformer_block import block
+from ipujax.models.network_layers import Params, block
 
 LAYERS = 12
 Seconds = tuple[float, float]

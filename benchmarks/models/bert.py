@@ -22,8 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.models.bert import BertShape, embedded, ends_init, heads, layer, padding_bias
-from ipujax.models.network_layers import Params, cross_entropy
-from ipujax.models.transformer_block import block_init
+from ipujax.models.network_layers import Params, block_init, cross_entropy
 
 from .model import Model, Struct, in_single
 

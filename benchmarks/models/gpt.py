@@ -13,8 +13,7 @@ import jax
 import numpy as np
 import optax
 
-from ipujax.models.network_layers import Params, cross_entropy, layer_norm, norm_init, weights
-from ipujax.models.transformer_block import block, block_init
+from ipujax.models.network_layers import Params, block, block_init, cross_entropy, layer_norm, norm_init, weights
 
 from .model import Model, Struct, trained
 

@@ -20,8 +20,7 @@ import optax
 from jax import lax
 
 import ipujax as ipu
-from ipujax.models.network_layers import Params, layer_norm, norm_init, weights
-from ipujax.models.transformer_block import attend, block, block_init
+from ipujax.models.network_layers import Params, attend, block, block_init, layer_norm, norm_init, weights
 
 from .gpt import Sizes
 from .model import Model, Struct, in_single

@@ -1,6 +1,6 @@
 """A deep transformer written in the three ways in which JAX programs are written; the numbers are the same.
 
-12 blocks of `ipujax/models/transformer_block.py`, width 256, 128 tokens, 2 sequences, single precision, Adam.
+12 blocks of `ipujax/models/network_layers.py`, width 256, 128 tokens, 2 sequences, single precision, Adam.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.models.network_layers import Params
-from ipujax.models.transformer_block import block
+from ipujax.models.network_layers import Params, block
 
 from .gpt import Sizes, language_model
 from .model import Model

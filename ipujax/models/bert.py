@@ -13,16 +13,17 @@ import jax.numpy as jnp
 
 from ipujax.models.network_layers import (
     Params,
+    block_init,
     cross_entropy,
     dense,
     dense_init,
     layer_norm,
     norm_init,
+    queries_keys_values,
     stacked,
     through_layers,
     weights,
 )
-from ipujax.models.transformer_block import block_init, queries_keys_values
 from ipujax.models.workload import Network, Struct, Tree
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.models.network_layers import layer_norm, norm_init, stacked, through_layers, weights
-from ipujax.models.transformer_block import block, block_init
+from ipujax.models.network_layers import block, block_init, layer_norm, norm_init, stacked, through_layers, weights
 from ipujax.models.workload import Network, Struct, Tree
 
 

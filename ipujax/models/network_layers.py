@@ -1,7 +1,13 @@
-"""Parts that networks share: initial weights, dense layers, normalisations, loops over layers, the loss of classes."""
+"""Layers that networks share: dense layers, normalisations, convolutions, the pre-norm transformer block, and the loss.
+
+Each layer is a function of its parameters and its inputs, and has another that makes its initial parameters.
+Source of the block, which GPT and ViT share: Radford et al., "Language Models are Unsupervised Multitask Learners"
+(2019), without dropout; GELU by tanh. BERT has parameters of the same shapes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +97,52 @@ def conv_norm(
 ) -> tuple[jax.Array, Params]:
     """Convolution, then `batch_norm`, of images [batch, height, width, channels]."""
     return batch_norm(p, stats, conv(p["kernel"], x, stride), is_training)
+
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def block_init(key: jax.Array, width: int, has_biases: bool = True, dtype: Any = jnp.float32) -> Params:
+    """Parameters of `block`."""
+    shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+    keys = jax.random.split(key, len(shapes))
+    layers = {
+        name: dense_init(k, *shape, dtype, has_bias=has_biases)
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    return layers | {"norm1": norm_init(width, dtype), "norm2": norm_init(width, dtype)}
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Values of the positions up to each, weighted by attention; all are [batch, length, heads, width of a head]."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    shares = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(scores.dtype).min))
+    return jnp.einsum("bhqk,bkhd->bqhd", shares, v)
+
+
+def attend_all(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The same, weighted over all positions."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+
+def queries_keys_values(p: Params, x: jax.Array, heads: int) -> list[jax.Array]:
+    """Queries, keys and values of all heads, each [batch, length, heads, width of a head], by one dense layer."""
+    # Those of a head are side by side: IPUs among which the outputs of the layer are split have whole heads.
+    return jnp.split(dense(p, x).reshape(*x.shape[:2], heads, -1), 3, -1)
+
+
+def attention(p: Params, x: jax.Array, heads: int, attend: Attend = attend) -> jax.Array:
+    """Self-attention, causal by default, [batch, length, width] to the same."""
+    q, k, v = queries_keys_values(p["qkv"], x, heads)
+    return dense(p["out"], attend(q, k, v).reshape(x.shape))
+
+
+def block(p: Params, x: jax.Array, heads: int, attend: Attend = attend) -> jax.Array:
+    """Attention and a dense layer, each on normalised inputs and added to them."""
+    x = x + attention(p, layer_norm(p["norm1"], x), heads, attend)
+    return x + dense(p["down"], jax.nn.gelu(dense(p["up"], layer_norm(p["norm2"], x))))
 
 
 def through_layers(

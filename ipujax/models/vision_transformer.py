@@ -11,8 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.models.network_layers import dense, dense_init, layer_norm, norm_init, stacked, through_layers, weights
-from ipujax.models.transformer_block import attend_all, block, block_init
+from ipujax.models.network_layers import (
+    attend_all,
+    block,
+    block_init,
+    dense,
+    dense_init,
+    layer_norm,
+    norm_init,
+    stacked,
+    through_layers,
+    weights,
+)
 from ipujax.models.workload import Network, Struct, Tree
 
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ipujax.models.network_layers import cross_entropy
-from ipujax.models.transformer_block import attend
+from ipujax.models.network_layers import attend, cross_entropy
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)

@@ -15,7 +15,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax import models
-from ipujax.models import conformer, llama, transformer_block, vision_transformer
+from ipujax.models import conformer, llama, network_layers, vision_transformer
 from ipujax.models.network_layers import batch_norm, norm_init
 from ipujax.models.u_net import UNetShape
 
@@ -146,7 +146,7 @@ def test_optimisers_are_those_of_optax(ours: models.Optimizer, theirs: optax.Gra
 
 
 def test_attention_is_that_of_flax() -> None:
-    p = transformer_block.block_init(jax.random.key(0), 8)
+    p = network_layers.block_init(jax.random.key(0), 8)
     x = jax.random.normal(jax.random.key(1), (2, 5, 8))
     q, k, v = (part.reshape(8, 2, 4) for part in jnp.split(p["qkv"]["w"], 3, 1))
     theirs = nn.MultiHeadDotProductAttention(num_heads=2)
@@ -156,11 +156,11 @@ def test_attention_is_that_of_flax() -> None:
         "out": {"kernel": p["out"]["w"].reshape(2, 4, 8), "bias": p["out"]["b"]},
     }
     for attend, mask in (
-        (transformer_block.attend, nn.make_causal_mask(x[..., 0])),
-        (transformer_block.attend_all, None),
+        (network_layers.attend, nn.make_causal_mask(x[..., 0])),
+        (network_layers.attend_all, None),
     ):
         want = theirs.apply({"params": variables}, x, mask=mask)
-        np.testing.assert_allclose(transformer_block.attention(p, x, 2, attend), want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(network_layers.attention(p, x, 2, attend), want, rtol=1e-4, atol=1e-5)
 
 
 def test_batch_normalisation_is_that_of_flax() -> None:
