@@ -1,7 +1,8 @@
 """The command line `ipujax`, a file a command.
 
-commands.py            the parser, exit codes, and errors as texts
-scripts.py             scripts and modules that are named as arguments
+commands.py            all commands: the parser, exit codes, and errors as texts
+command_parts.py       parts that every command has
+named_files.py         scripts, modules and ONNX models that are named as arguments
 info_command.py        ipujax info
 demo_command.py        ipujax demo
 profile_command.py     ipujax profile SCRIPT

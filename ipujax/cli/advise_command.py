@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.command_parts import Commands, add_command, logging_at_least
+from ipujax.cli.named_files import add_script_arguments, script_command
 from ipujax.cli.script_run import run_script
-from ipujax.cli.scripts import add_script_arguments, script_command
-from ipujax.cli.terminal import logging_at_least
 from ipujax.compiled_programs import TracedCall, traced_calls
 from ipujax.jit import function_of
 from ipujax.runtime.errors import ArgumentError, IpuError

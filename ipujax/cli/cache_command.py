@@ -6,8 +6,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.terminal import say
+from ipujax.cli.command_parts import Commands, add_command, say
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.profile import text_table
 from ipujax.storage import CACHE_BYTES, CACHE_DIR, PLAN, CacheFile, requested_directory

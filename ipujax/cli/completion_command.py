@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.terminal import say
+from ipujax.cli.command_parts import Commands, add_command, say
 from ipujax.runtime.errors import ArgumentError
 
 _SHELLS = ("bash", "zsh", "tcsh")

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.terminal import has_colours, say
+from ipujax.cli.command_parts import Commands, add_command, has_colours, say
 from ipujax.runtime.target import PRESETS
 
 _STEPS, _RATE, _SHAPE = 20, 0.5, (128, 64, 256, 10)  # examples, features, hidden units, classes

@@ -9,8 +9,7 @@ import argparse
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.terminal import say
+from ipujax.cli.command_parts import Commands, add_command, say
 from ipujax.device import IPUModel, current_device
 from ipujax.runtime.profile import Row, text_table
 from ipujax.runtime.target import PRESETS, Target

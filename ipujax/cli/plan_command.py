@@ -10,8 +10,7 @@ import ast
 from typing import Any
 
 import ipujax as ipu
-from ipujax.cli.command_parser import Commands, add_command, at_least
-from ipujax.cli.terminal import say
+from ipujax.cli.command_parts import Commands, add_command, at_least, say
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import PRESETS
 

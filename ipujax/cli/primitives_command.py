@@ -10,8 +10,7 @@ import inspect
 from collections import defaultdict
 from textwrap import wrap
 
-from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.terminal import say
+from ipujax.cli.command_parts import Commands, add_command, say
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import nearest
 

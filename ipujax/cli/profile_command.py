@@ -21,12 +21,17 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipujax.cli.command_parser import Commands, add_command, at_least
+from ipujax.cli.command_parts import Commands, add_command, at_least, logging_at_least
 from ipujax.cli.jax_environment import applied_environment
-from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
+from ipujax.cli.named_files import (
+    add_onnx_arguments,
+    add_script_arguments,
+    check_no_onnx_arguments,
+    is_onnx_file,
+    onnx_profile,
+    script_command,
+)
 from ipujax.cli.script_run import run_script
-from ipujax.cli.scripts import add_script_arguments, script_command
-from ipujax.cli.terminal import logging_at_least
 from ipujax.compiled_programs import CompiledProgram, collected_programs
 from ipujax.device import IPUModel
 from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells, types_apart

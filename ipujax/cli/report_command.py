@@ -10,9 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
-from ipujax.cli.terminal import has_colours, say
+from ipujax.cli.command_parts import Commands, add_command, has_colours, say
+from ipujax.cli.named_files import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
 from ipujax.runtime.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -352,7 +352,7 @@ def test_a_file_that_cannot_be_written_leaves_the_output_open(capfd: pytest.Capt
     [({}, False, False), ({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"CLICOLOR_FORCE": "1"}, False, True)],
 )
 def test_only_a_terminal_gets_colours(command, environment, is_terminal, expected, saved, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("ipujax.cli.terminal.sys.stdout.isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr("ipujax.cli.command_parts.sys.stdout.isatty", lambda: is_terminal, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -1,11 +1,20 @@
-"""Parser of a command. Input: its name, help texts and example. Output: a parser for its arguments."""
+"""Parts that every command has: a parser of its arguments, and output that suits its terminal.
+
+Input: name, help texts and example of a command; texts whose headings are not indented. Output: its parser; lines on
+standard output, with coloured headings on a terminal.
+"""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+
+from ipujax.runtime.profile import coloured, wants_colours
 
 Commands = argparse._SubParsersAction  # the result of `add_subparsers`, whose type has no public name
 Run = Callable[[argparse.Namespace], int]
@@ -49,3 +58,25 @@ def _number(least: float, text: str) -> float:
         kind = "a whole number" if isinstance(least, int) else "a finite number"
         raise argparse.ArgumentTypeError(f"expected {kind} of at least {least:g}, got {text!r}")
     return number
+
+
+def say(text: str) -> None:
+    """Print a text, in colours if standard output is a terminal, unless the environment decides otherwise."""
+    print(coloured(text) if has_colours() else text)
+
+
+def has_colours() -> bool:
+    """Return whether texts on standard output are coloured."""
+    return wants_colours(None, is_terminal=sys.stdout.isatty())
+
+
+@contextmanager
+def logging_at_least(level: int) -> Iterator[None]:
+    """Log nothing of compilations below a level to the script's handlers, unless it has set a level for ipujax."""
+    logger = logging.getLogger("ipujax")
+    own_level = logger.level
+    logger.setLevel(own_level or level)
+    try:
+        yield
+    finally:
+        logger.setLevel(own_level)

@@ -1,6 +1,7 @@
-"""Scripts and modules that are named as arguments of a command.
+"""Files and modules that are named as arguments of a command: Python scripts, and ONNX models in their place.
 
-Input: parsed arguments. Output: a command line of Python, `("train.py", "--epochs", "1")` or `("-m", "train", …)`.
+Input: parsed arguments. Output: a command line of Python, `("train.py", "--epochs", "1")` or `("-m", "train", …)`, or
+the profile of one call of a model, see `ipujax.onnx.model`: this is the door of the commands to `ipujax.onnx`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,43 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ipujax.cli.onnx_model import is_onnx_file
 from ipujax.runtime.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
+
+_SUFFIX = ".onnx"
+
+
+def add_onnx_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ONNX files."""
+    help_shape = "shape of an input of an ONNX model, as images=8,3,224,224; sizes that the file leaves open are 1"
+    help_static = "value of an input of an ONNX model that decides a shape or a branch, as rate=16000"
+    parser.add_argument("--shape", metavar="NAME=SIZES", action="append", default=[], help=help_shape)
+    parser.add_argument("--static", metavar="NAME=VALUES", action="append", default=[], help=help_static)
+
+
+def is_onnx_file(path: str | None) -> bool:
+    """Return whether a file is an ONNX model, by the end of its name."""
+    return path is not None and path.endswith(_SUFFIX)
+
+
+def check_no_onnx_arguments(args: argparse.Namespace) -> None:
+    """Refuse options of ONNX files where the profiled file is none."""
+    for option in ("shape", "static"):
+        if getattr(args, option):
+            raise ArgumentError(f"--{option} is for ONNX models", expected=f"a file that ends with {_SUFFIX}")
+
+
+def onnx_profile(path: str, args: argparse.Namespace) -> Profile:
+    """Return the profile of one call of an ONNX model on random data."""
+    try:
+        from ipujax.onnx.random_call import random_call_profile
+    except ImportError as error:
+        raise ArgumentError(f"{path} cannot be read", got=str(error), hint="pip install 'ipujax[onnx]'") from error
+    return random_call_profile(path, args.shape, args.static)
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
