@@ -19,9 +19,8 @@ from ipujax.caching import find_or_lower
 from ipujax.calls import CallArguments, Traced, check_jaxpr
 from ipujax.device import IPUModel
 from ipujax.jax_scripts.batch_split import BatchSplit
-from ipujax.jax_scripts.recorded_calls import MOST_DECISIONS, least_decisions, profiles_of_calls
 from ipujax.jax_scripts.recorder import FunctionRecord
-from ipujax.jax_scripts.silent_callbacks import silent
+from ipujax.jax_scripts.running_again import MOST_DECISIONS, least_decisions, profiles_of_calls, silent
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf, log2, prod
 from typing import Any
 
-from ipujax.jax_scripts.silent_callbacks import HOST_CALLS
+from ipujax.jax_scripts.running_again import HOST_CALLS
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from ipujax.lowering.jaxpr import elements_of, primitive_names
 from ipujax.runtime.target import Target

@@ -29,15 +29,15 @@ from ipujax.jax_scripts.compiling import profiles_of
 from ipujax.jax_scripts.cycle_estimates import Estimate, estimate_of
 from ipujax.jax_scripts.dispatch import watched
 from ipujax.jax_scripts.places import defining_class
-from ipujax.jax_scripts.profiled_calls import (
+from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
+from ipujax.jax_scripts.run_table import (
     ProfiledCalls,
     SingleOperations,
     is_operation,
+    run_lines,
     shown_name,
     single_operations,
 )
-from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
-from ipujax.jax_scripts.run_table import run_lines
 from ipujax.runtime.errors import ArgumentError, IpuError, file_name
 from ipujax.runtime.files import FilePath
 from ipujax.runtime.logs import Log

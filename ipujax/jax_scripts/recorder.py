@@ -19,11 +19,10 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import jax
 
-from ipujax.jax_scripts.call_signatures import Signatures
+from ipujax.jax_scripts.equal_calls import CallSamples, Signatures
 from ipujax.jax_scripts.library_primitives import has_library_primitives, with_implementations
 from ipujax.jax_scripts.places import CallPlace, PlaceFinder, has_place, is_defined_by_jax
-from ipujax.jax_scripts.samples import CallSamples
-from ipujax.jax_scripts.silent_callbacks import can_run_again
+from ipujax.jax_scripts.running_again import can_run_again
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr
 from ipujax.lowering.jaxpr import equations, primitive_names
 from ipujax.lowering.source_info import common_function, common_functions, source_line
