@@ -368,7 +368,7 @@ class Compiled(Stage):
             ArgumentError: another device.
             StreamingMemoryError: arrays do not fit in its streaming memory.
         """
-        from ipujax.lowering_plan.held_program import held_on
+        from ipujax.lowering_plan.planned_program import held_on
 
         planned, executable = held_on(self.lowered.planned, self.executable, device)
         return Compiled(Lowered(planned.plan, lambda: planned), lambda: executable)

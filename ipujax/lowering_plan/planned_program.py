@@ -1,6 +1,7 @@
 """Lowering of a traced function: the passes over its jaxpr, graph and program.
 
-Input: a lowering plan, and the `Choice` of parameters of a plan. Output: `PlannedProgram`.
+Input: a lowering plan, and the `Choice` of parameters of a plan. Output: `PlannedProgram`; the same for another
+machine, which costs the same graph and program again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ipujax.calls import may_be_offloaded
+from ipujax.device import Device, IPUModel
 from ipujax.fit import TILE_BYTES, Untried, first_choice
 from ipujax.lowering.choice import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
@@ -25,10 +27,12 @@ from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Probes
 from ipujax.lowering_plan.input_memories import argument_bytes_per_tile, program_inputs, whole_on_host
 from ipujax.lowering_plan.traced_plan import LoweringPlan
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.errors import ArgumentError, TargetError
 from ipujax.runtime.graph import BYTE_COST_CYCLES, Graph, Program, StreamOut, distinct
 from ipujax.runtime.host import CallStream, HostCalls
 from ipujax.runtime.logs import Log, step
+from ipujax.runtime.target import Target, program_changes
 from ipujax.sharding import Partitioning
 
 _LOG = Log("lowering")
@@ -230,3 +234,27 @@ def _io_tiles(plan: LoweringPlan, choice: Choice) -> IoTiles | None:
         )
     most_bytes = min(target.bytes_per_tile, TILE_BYTES[0])
     return IoTiles(options.io_tiles, min(choice.tile_bytes, TILE_BYTES[0]), most_bytes, options.prefetch_depth)
+
+
+def held_on(planned: PlannedProgram, executable: Executable, device: Device) -> tuple[PlannedProgram, Executable]:
+    """Return a program and its executable on another device, of the same tiles; see `Compiled.on` for errors."""
+    plan = planned.plan
+    if not isinstance(device, IPUModel):
+        expected = "ipu.IPUModel(...)"
+        raise ArgumentError(f"{plan.settings.name} is costed on a machine", expected=expected, got=repr(device))
+    _check_held(plan.settings.target, device.target, plan.settings.name)
+    costed = executable.on(device.target)
+    plan = replace(plan, settings=replace(plan.settings, target=device.target))
+    return replace(planned, plan=plan, lowered=replace(planned.lowered, graph=costed.graph)), costed
+
+
+def _check_held(before: Target, after: Target, name: str) -> None:
+    """Refuse a machine on which a function, compiled for another one, would be another program."""
+    if changed := program_changes(before, after):
+        values = [", ".join(f"{each}={getattr(target, each)!r}" for each in changed) for target in (before, after)]
+        raise TargetError(
+            f"{name} depends on {', '.join(changed)} of its machine: its program cannot be held",
+            expected=values[0],
+            got=values[1],
+            hint="compile again: fun.with_options(device=device).lower(*args).compile()",
+        )
