@@ -9,7 +9,7 @@ Source: poplibs `ConvModel.cpp`, `addTransformCycleEstimate`: which operands are
 and copied with the channels that it is padded to; `getScaleFactorForTransform`, 5/4 cycles an element;
 `popops/Rearrange.cpp`, `canUseFastTranspose`: elements of two bytes alone have a fast transposition, of 64 bits a
 cycle, if rows and columns are multiples of four. `Convolution.cpp`: every tile that receives data in another order
-rearranges it. Rows of channels that are no whole vectors are copied by atoms, see `runtime.exchange.atoms`.
+rearranges it. Rows of channels that are no whole vectors are copied by atoms, see `runtime.exchange.superstep`.
 `ConvVertices.cpp`, `inWindow`: the AMP reads the field of a group of channels in one piece, so that a part with a halo
 is put together.
 Limits: an operand that PopLibs rearranges once for more than seven tiles is copied by each of them; weight updates have

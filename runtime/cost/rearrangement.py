@@ -2,8 +2,9 @@
 
 Input: the exchange of each field. Output: `Rearrangement`, bytes and cycles by tile. Operands in one part, and fields
 that are lists of vectors, are not copied. Parts of whole vectors arrive in place and only those of the own tile are
-copied beside them; rows that are no whole vectors are copied by atoms (`exchange.atoms`). Partial results are stored by
-blocks that begin with a vector, whatever their rows; vertices that combine them put the rows of their result together.
+copied beside them; rows that are no whole vectors are copied by atoms (`exchange.superstep`). Partial results are
+stored by blocks that begin with a vector, whatever their rows; vertices that combine them put the rows of their result
+together.
 Source: poplibs `poplin/ConvUtilInternal.cpp`: partials of convolutions have whole groups of channels, and results are
 put in order after their reduction (`ConvModel.cpp`, `rearrangeOutput`).
 """
