@@ -19,16 +19,13 @@ from typing import Annotated
 
 import numpy as np
 
-from ipujax.runtime.causes.variants import Run, whole_work
+from ipujax.runtime.causes.variants import Run
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.files.kinds import Integer
 from ipujax.runtime.graph import Program
 from ipujax.runtime.target import Target
 from ipujax.runtime.timeline import PHASES, Recording
-from ipujax.runtime.uncertainty.constant_work import interval_ends, works_of_constants
-from ipujax.runtime.uncertainty.mechanism_work import MechanismWork
-
-Ends = tuple[str, np.ndarray, np.ndarray]  # what is uncertain, and the work of all steps at both ends of its interval
+from ipujax.runtime.uncertainty.changed_work import Ends, MechanismWork, ends_of_constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +145,3 @@ def _without(work: np.ndarray, phases: list[int]) -> np.ndarray:
     work = work.copy()
     work[..., phases] = 0
     return work
-
-
-def ends_of_constants(executable: Executable) -> Iterator[Ends]:
-    """Yield constant, work of all steps at its lower end and at its upper end."""
-    for name, work, changed in works_of_constants(executable, interval_ends(executable.target)):
-        yield changed_ends(executable, name, work, changed)
-
-
-def changed_ends(executable: Executable, name: str, work: np.ndarray, changed: np.ndarray) -> Ends:
-    """Return a constant with the work of all steps at both ends, from work that is not rounded."""
-    low, high = (np.rint(each - work).astype(np.int64) for each in changed)
-    work_as_it_is = executable.once(whole_work)
-    return name, work_as_it_is + low, work_as_it_is + high

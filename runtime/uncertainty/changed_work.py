@@ -1,34 +1,104 @@
-"""Work of a program's steps at either end of each mechanism's spread.
+"""Work of a program's steps where constants of its machine, or mechanisms, differ from what they are taken to be.
 
-Input: an `Executable`. Output: for each mechanism the work of all steps at the lower and the upper end of its spread,
-int64[steps, num_ipus, 5]. Phases but compute are of one mechanism each. Compute cycles of an IPU are divided by its
-slowest tile into rearrangement and vertices, and those by the cycles of vertex groups on all tiles.
+Input: an `Executable`; of constants also factors. Output: for each constant and each mechanism the work of all steps at
+the lower and the upper end of its interval, int64[steps, num_ipus, 5]; for each constant also the work at any factors,
+not rounded. All machines that differ in constants are costed together, from counts that are made once for an
+executable, see `ProgramCounts`.
+Phases but compute are of one mechanism each. Compute cycles of an IPU are divided by its slowest tile into
+rearrangement and vertices, and those by the cycles of vertex groups on all tiles.
 Limits: as a spread makes some tiles slower, another may become the slowest, which is not tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ipujax.runtime.causes.removals import SLOW_PATHS as REMOVED_SLOW_PATHS, Removals
+from ipujax.runtime.causes.variants import whole_work
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost, CopyCost
 from ipujax.runtime.graph import Codelet, Execute, Leaf
+from ipujax.runtime.many_machines import ProgramCounts
+from ipujax.runtime.target import Machines, Target, perturbed_constants
 from ipujax.runtime.tensor import pad_tiles
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE
 from ipujax.runtime.uncertainty import spreads
 from ipujax.runtime.uncertainty.spreads import SPREADS
 
+Ends = tuple[str, np.ndarray, np.ndarray]  # what is uncertain, and the work of all steps at both ends of its interval
+
+_MOST_AT_ONCE_BYTES = 1 << 26  # work of the machines of which a program is costed together
 _OF_COMPUTE = (spreads.PRODUCT, spreads.VECTOR, spreads.COMPILED, spreads.REARRANGEMENT)
 _PHASES = {
     spreads.EXCHANGE: EXCHANGE,
     spreads.BETWEEN_IPUS: GLOBAL_EXCHANGE,
     spreads.HOST: HOST_EXCHANGE,
 }
+
+
+def interval_ends(target: Target) -> dict[str, tuple[float, float]]:
+    """Return both ends of the interval of each rate that is not exact, over its value."""
+    intervals = {name: (target.sources[name].low, target.sources[name].high) for name in perturbed_constants(target)}
+    return {name: (low, high) for name, (low, high) in intervals.items() if low < high}
+
+
+def works_of_constants(
+    executable: Executable, factors: Mapping[str, Sequence[float]]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield constant, work as it is and work with it at each of its values, not rounded.
+
+    Args:
+        executable: the compiled program.
+        factors: values of each constant, over that of the executable's machine.
+
+    Yields:
+        name, float[steps, num_ipus, 5], float[len(factors[name]), steps, num_ipus, 5].
+    """
+    names = list(factors)
+    most_values = max(map(len, factors.values()), default=1)
+    at_once = max(1, _MOST_AT_ONCE_BYTES // (most_values * executable.once(whole_work).nbytes))
+    for start in range(0, len(names), at_once):
+        chosen = {name: factors[name] for name in names[start : start + at_once]}
+        work = _work_on_machines(executable, chosen)
+        first = 1
+        for name, values in chosen.items():
+            yield name, work[0], work[first : first + len(values)]
+            first += len(values)
+
+
+def _work_on_machines(executable: Executable, factors: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """Return the work of all steps, float[machines, steps, num_ipus, 5]; the first machine is the executable's."""
+    target = executable.target
+    count = 1 + sum(map(len, factors.values()))
+    numbers = {}
+    first = 1
+    for name, values in factors.items():
+        numbers[name] = np.full(count, float(getattr(target, name)))
+        numbers[name][first : first + len(values)] *= values
+        first += len(values)
+    steps, _ = executable.once(ProgramCounts).steps(Machines(target, numbers, count, is_exact=True))
+    work = np.stack([np.asarray(step.work) for step in steps.values()])
+    for row, step in zip(work, steps.values(), strict=True):
+        for _, ipu, cycles in step.transfers:
+            row[ipu, HOST_EXCHANGE] = cycles
+    return np.ascontiguousarray(np.moveaxis(work, -1, 0))  # all steps of one machine are read together
+
+
+def ends_of_constants(executable: Executable) -> Iterator[Ends]:
+    """Yield constant, work of all steps at its lower end and at its upper end."""
+    for name, work, changed in works_of_constants(executable, interval_ends(executable.target)):
+        yield changed_ends(executable, name, work, changed)
+
+
+def changed_ends(executable: Executable, name: str, work: np.ndarray, changed: np.ndarray) -> Ends:
+    """Return a constant with the work of all steps at both ends, from work that is not rounded."""
+    low, high = (np.rint(each - work).astype(np.int64) for each in changed)
+    work_as_it_is = executable.once(whole_work)
+    return name, work_as_it_is + low, work_as_it_is + high
 
 
 @dataclass(frozen=True)
@@ -50,7 +120,7 @@ class MechanismWork:
         """Work of all steps as it is, int64[steps, num_ipus, 5]."""
         return self._removals.whole
 
-    def ends(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    def ends(self) -> Iterator[Ends]:
         """Yield mechanism, work at the lower end and work at the upper end, of mechanisms that the program has."""
         for name, spread in SPREADS.items():
             added = self._cycles_of(name)
