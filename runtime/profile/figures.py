@@ -22,8 +22,8 @@ from ipujax.runtime.profile.breakdown import LayerCost, Metric, Operation, layer
 from ipujax.runtime.profile.primary_figures import PrimaryFigures, run_figure
 from ipujax.runtime.profile.program_costs import PassChange, pass_changes
 from ipujax.runtime.profile.text import duration, size
+from ipujax.runtime.sections.graph_report import region_bytes
 from ipujax.runtime.sections.live_variables import liveness_tree
-from ipujax.runtime.sections.memory import region_bytes
 from ipujax.runtime.uncertainty import (
     COMPILED,
     SPREADS,

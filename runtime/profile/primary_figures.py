@@ -30,29 +30,29 @@ from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
 from ipujax.runtime.profile.handed_values import HandedValues, handed_values
-from ipujax.runtime.profile.program_costs import PROGRAM_TREE, EquationKind, ProgramNode, program_costs
-from ipujax.runtime.profile.slow_code import (
+from ipujax.runtime.profile.operation_warnings import (
     Emulated,
     Fallback,
     SlowOperation,
+    Unpriced,
     emulated,
     fallbacks,
     slow_operations,
+    unpriced,
+    unpriced_section,
 )
+from ipujax.runtime.profile.program_costs import PROGRAM_TREE, EquationKind, ProgramNode, program_costs
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, StepRows, step_costs
 from ipujax.runtime.profile.streamed_loops import StreamedLoop, streamed_loops
 from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
-from ipujax.runtime.profile.unpriced import Unpriced, unpriced, unpriced_section
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
-from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
+from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info, vertex_type_bytes
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.sections.live_variables import liveness_section
-from ipujax.runtime.sections.memory import vertex_type_bytes
 from ipujax.runtime.sections.programs import active_cycles, numbering
 from ipujax.runtime.sections.saved_graph import saved_languages, saved_vertex_bytes, saved_vertices, with_lists
 from ipujax.runtime.sections.section_fields import EXECUTION, GRAPH, HOST, TILE_CYCLES
-from ipujax.runtime.sections.trace import program_trace
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
 from ipujax.runtime.target.target_fields import TARGET
@@ -488,7 +488,7 @@ class PrimaryFigures(FigureRecord):
     @run_section
     def execution_section(self) -> Annotated[Json, EXECUTION]:
         """`execution()` without the data of the host."""
-        trip_counts = self.executable.options.trip_counts
-        trace, length = program_trace(self._ran_program, self.numbering, self.timeline, trip_counts, self.recording)
-        report = execution_report(self.executable, self.numbering, self.timeline, trace, length, self._origin_of)
+        report = execution_report(
+            self.executable, self.numbering, self._ran_program, self.recording, self.timeline, self._origin_of
+        )
         return report | unpriced_section(self.unpriced)

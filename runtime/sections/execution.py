@@ -1,30 +1,33 @@
 """Execution profile as JSON-able data: the steps that ran, in order, with their cycles.
 
-Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: dicts of str, int, float and lists of
-them. Also totals for the summary: cycles of all tiles by activity, and by vertex type.
-Source: Poplar & PopLibs user guide, "Profiling", section "Execution profile".
+Input: an `Executable`, its `Numbering`, the program, the recording and the `Timeline` of a run. Output: dicts of str,
+int, float and lists of them. Also totals for the summary: cycles of all tiles by activity, and by vertex type.
+Source: Poplar & PopLibs user guide, "Profiling", sections "Execution profile" and "Program trace information".
 Limits: `steps` has the first iteration of every loop; `repeats`, an addition, counts the runs of a step.
 Steps have `line`, `layer` and `part`, additions, where these are known.
-`programTrace` ends after `program_trace.TRACE_LIMIT` ids; `programTraceLength`, an addition, counts all.
+`programTrace` has every iteration of every loop, and ends after `_TRACE_LIMIT` ids; `programTraceLength`, an addition,
+counts all.
 `cyclesOverlapped` and `copySharedStructure` are always 0: nothing overlaps, and structures are not shared.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import CopyCost, StreamCost, SyncCost
-from ipujax.runtime.graph import Decision, Leaf, Program
+from ipujax.runtime.graph import Block, Branch, Decision, Leaf, Loop, Program, fold, while_names
 from ipujax.runtime.sections.ids import Activity, Json, Numbering
 from ipujax.runtime.sections.programs import decision_sync
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.timeline import SYNC, Timeline, TimelineStep
+from ipujax.runtime.timeline import SYNC, Recording, Timeline, TimelineStep
 
+_TRACE_LIMIT = 100_000  # ids; a longer trace is cut off
 # Name of an activity's cycles in `tileCycles`, by its program type; others count as `sync` or take no tile cycles.
 _TILE_CYCLES = {
     "OnTileExecute": "compute",
@@ -38,9 +41,9 @@ _TILE_CYCLES = {
 def execution_report(
     executable: Executable,
     ids: Numbering,
+    program: Program,
+    recording: Recording | None,
     timeline: Timeline,
-    trace: list[int],
-    trace_length: int,
     origin_of: Callable[[TimelineStep], Origin],
 ) -> Json:
     """Return the execution profile of a run.
@@ -48,9 +51,9 @@ def execution_report(
     Args:
         executable: that ran.
         ids: its numbering.
+        program: the control tree that ran, of its steps.
+        recording: choices of data-dependent control; None for the static run.
         timeline: of the run.
-        trace: ids of the first programs that ran.
-        trace_length: number of all programs that ran.
         origin_of: line, layer and part of training of most of a step.
     """
     steps: list[Json] = []
@@ -59,6 +62,7 @@ def execution_report(
             steps.extend(_leaf_steps(executable, ids, timeline, step, _origin_fields(origin_of(step))))
         elif isinstance(step.program, Decision) and not step.children:  # a loop's test is a child
             steps.append({"type": "Sync", "syncType": decision_sync(executable.target)})
+    trace, trace_length = _program_trace(executable, ids, program, recording, timeline)
     simulation = {"cycles": timeline.cycles, "tileCycles": tile_cycles(executable, ids, timeline), "steps": steps}
     return {
         "profilerMode": "IPU_MODEL",
@@ -187,3 +191,64 @@ def _thread_balance(ids: Numbering, activity: Activity) -> float:
     active = int(ids.compute_sets[activity.fields["computeSet"]].active.sum())
     total = int(activity.cycles.sum())
     return active / total if total else 1.0
+
+
+def _program_trace(
+    executable: Executable, ids: Numbering, program: Program, recording: Recording | None, timeline: Timeline
+) -> tuple[list[int], int]:
+    """Return the ids of the first programs that ran, one after the other, and the number of all."""
+    # The length is a product of counts: a trace of millions of ids is never walked.
+    length = sum(runs * len(ids.programs_of(node)) for node, runs in timeline.executions.items())
+    tracer = _Tracer(program, ids, timeline, executable.options.trip_counts, recording or {})
+    return list(islice(tracer.visit(program), _TRACE_LIMIT)), length
+
+
+class _Tracer:
+    """Walk of a program as it ran."""
+
+    def __init__(
+        self, program: Program, ids: Numbering, timeline: Timeline, trip_counts: Mapping[str, int], recording: Recording
+    ) -> None:
+        self.ids = ids
+        self.static_choices = timeline.taken
+        self.trip_counts = trip_counts
+        self.names = while_names(program)
+        self.recorded = {node: iter(choices) for node, choices in recording.items()}
+        self.has_programs = fold(self._has_programs)  # remembered by node
+
+    def visit(self, node: Program) -> Iterator[int]:
+        match node:
+            case Block():
+                for child in node.children():
+                    yield from self.visit(child)
+            case Loop(test=None):
+                # A long loop without programs would take time and yield nothing.
+                for _ in range(self.trips(node) if self.has_programs(node.body) else 0):
+                    yield from self.visit(node.body)
+            case Loop(test=Program() as test):
+                yield from self.visit(test)
+                yield from self.ids.programs_of(node)
+                for _ in range(self.trips(node)):  # the test runs once more than the body
+                    yield from self.visit(node.body)
+                    yield from self.visit(test)
+                    yield from self.ids.programs_of(node)
+            case Branch():
+                yield from self.ids.programs_of(node)
+                yield from self.visit(node.children()[self.choice(node)])
+            case _:
+                yield from self.ids.activity_ids(node)
+
+    def _has_programs(self, node: Program, children: list[bool]) -> bool:
+        return isinstance(node, Decision) or bool(self.ids.activity_ids(node)) or any(children)
+
+    def trips(self, loop: Loop) -> int:
+        if loop.trips is not None:
+            return loop.trips
+        if loop in self.recorded:
+            return int(next(self.recorded[loop]))
+        return next(self.trip_counts[name] for name in self.names[loop] if name in self.trip_counts)
+
+    def choice(self, node: Branch) -> int:
+        if node not in self.recorded:
+            return self.static_choices[node]
+        return node.recorded_choice(int(next(self.recorded[node])))

@@ -18,7 +18,7 @@ from jax import export, lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.runtime.profile.unpriced import Unpriced
+from ipujax.runtime.profile.operation_warnings import Unpriced
 
 X = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32) / 8
