@@ -7,7 +7,6 @@ from ipujax.runtime.memory.always_live import (
     exchange_code_bytes as exchange_code_bytes,
     received_at_once as received_at_once,
 )
-from ipujax.runtime.memory.attempts import Attempt as Attempt, attempt_lines as attempt_lines
 from ipujax.runtime.memory.contents import TileContents as TileContents, VariableTiles as VariableTiles
 from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, starts_and_ends as starts_and_ends
@@ -21,6 +20,8 @@ from ipujax.runtime.memory.live_item import (
 )
 from ipujax.runtime.memory.memory_breakdown import BreakdownRow as BreakdownRow, MemoryBreakdown as MemoryBreakdown
 from ipujax.runtime.memory.out_of_memory import (
+    Attempt as Attempt,
+    attempt_lines as attempt_lines,
     check_memory as check_memory,
     fits as fits,
     ways_to_fit as ways_to_fit,

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from ipujax.runtime.errors import ArgumentValueError, shortened
 from ipujax.runtime.files.figure_kinds import TileIndex
-from ipujax.runtime.memory.at_peak import ItemOnTiles
+from ipujax.runtime.memory.contents import ItemOnTiles
 from ipujax.runtime.memory.live_item import LiveItem, readable_item
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.tensor.roles import UNKNOWN

@@ -1,24 +1,30 @@
-"""Out-of-memory errors: the tiles on which a program does not fit, their largest items, and suggestions, in numbers.
+"""Programs that do not fit: the error, with the tiles, their largest items and suggestions in numbers, and tried plans.
 
-Input: a `MemoryReport`. Output: `TileMemoryError`, or nothing.
+Input: a `MemoryReport`, and the parameters and figures of each plan that was compiled until one fitted. Output:
+`TileMemoryError`, or nothing; `Attempt`s, which profiles list too.
 A suggestion is made only where its numbers are enough on the worst tile, and names its assumption.
 Limits: the dependence on the batch size is not known here; computed values are assumed to scale with it, arguments not.
+Bytes of attempts are without gaps, since plans that clearly do not fit are not packed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 import numpy as np
 
 from ipujax.runtime.errors import TileMemoryError
+from ipujax.runtime.files.figure_kinds import Bytes, Large, Real
 from ipujax.runtime.memory.always_live import CODE
-from ipujax.runtime.memory.attempts import Attempt, attempt_lines
 from ipujax.runtime.memory.live_item import LiveItem
 from ipujax.runtime.memory.report import MemoryReport
 from ipujax.runtime.tensor import Origin, is_key_dtype
 
+_KIB = 1024
+_LISTED_ATTEMPTS = 6
 _LISTED = 5  # largest items on the worst tile, and worst tiles
 
 
@@ -197,3 +203,74 @@ def _is_computed(report: MemoryReport, item: LiveItem) -> bool:
 def _is_float32(item: LiveItem) -> bool:
     variable = item.variable
     return variable is not None and not is_key_dtype(variable.dtype) and np.dtype(variable.dtype) == np.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A plan of a program, compiled.
+
+    Args:
+        byte_cost: cost per byte on the fullest tile, in cycles.
+        planned_bytes: memory of a tile as planners knew it.
+        kept_share: smallest share, over gradients, of the bytes that are kept for them; the rest is recomputed.
+        streams_loops: whether rows of loops stay in the host's memory.
+        other_stages: whether pipelines are cut into other stages than at first.
+        live_bytes: peak live bytes of the fullest tile, code included, without gaps.
+        cycles: of one run; None where trip counts are data, and of plans that do not fit while another one does.
+        fits: whether the program fits its tiles so.
+        is_used: whether the profile, or the error, is of this plan.
+    """
+
+    byte_cost: float
+    planned_bytes: Bytes
+    kept_share: Annotated[float, Real(maximum=1)]
+    streams_loops: bool
+    other_stages: bool
+    live_bytes: Bytes
+    cycles: Large | None
+    fits: bool
+    is_used: bool
+
+    @property
+    def changes(self) -> str:
+        """The parameters of the plan, as text."""
+        parts = [
+            f"{self.byte_cost:g} cycle{'s' * (self.byte_cost != 1)} per byte",
+            f"planned for tiles of {self.planned_bytes // _KIB:,} KiB",
+        ]
+        if self.kept_share < 1:
+            parts.append(f"{100 * self.kept_share:.0f} % of what gradients need kept, the rest recomputed")
+        if self.streams_loops:
+            parts.append("loops stream")
+        if self.other_stages:
+            parts.append("other stages")
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        cycles = "unknown" if self.cycles is None else f"{self.cycles:,}"
+        notes = ("" if self.fits else "does not fit", "as shown" if self.is_used else "")
+        note = ", ".join(filter(None, notes))
+        return f"{cycles:>15}  {self.live_bytes:>12,} B  {self.changes}" + (f" ({note})" if note else "")
+
+
+def attempt_lines(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Yield a heading, and a line for each attempt worth a look, least bytes first; none where there is one only.
+
+    These are the first, that in use, and some that take fewer cycles than all that need fewer bytes.
+    """
+    if len(attempts) < 2:
+        return
+    chosen = {id(each): each for each in (attempts[0], *(each for each in attempts if each.is_used))}
+    cycles = float("inf")
+    for each in sorted(attempts, key=_order):
+        if each.cycles is not None and each.cycles < cycles and len(chosen) < _LISTED_ATTEMPTS:
+            cycles = each.cycles
+            chosen[id(each)] = each
+    yield f"{'cycles':>15}  {'fullest tile':>14}  plan"
+    yield from map(str, sorted(chosen.values(), key=_order))
+    if num_others := len(attempts) - len(chosen):
+        yield f"{'':>15}  {'':>14}  and {num_others:,} other{'s' * (num_others > 1)}"
+
+
+def _order(attempt: Attempt) -> tuple[int, int]:
+    return attempt.live_bytes, attempt.cycles or 0

@@ -41,9 +41,17 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_bytes
 from ipujax.runtime.memory.arena import pack_program, unshared_bytes, wide_variables
-from ipujax.runtime.memory.at_peak import ItemOnTiles, alignment_bytes, bytes_by_role, items_at_peak
 from ipujax.runtime.memory.chip import Arena
-from ipujax.runtime.memory.contents import TileContents, VariableTiles, tile_contents, variable_tiles
+from ipujax.runtime.memory.contents import (
+    ItemOnTiles,
+    TileContents,
+    VariableTiles,
+    alignment_bytes,
+    bytes_by_role,
+    items_at_peak,
+    tile_contents,
+    variable_tiles,
+)
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
 from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
