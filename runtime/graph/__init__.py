@@ -7,6 +7,9 @@ from ipujax.runtime.graph.codelet import (
     Extras as Extras,
     Field as Field,
     Language as Language,
+    Repetition as Repetition,
+    SlowPath as SlowPath,
+    SlowReason as SlowReason,
 )
 from ipujax.runtime.graph.forms import (
     Block as Block,
@@ -72,11 +75,6 @@ from ipujax.runtime.graph.program import (
     direct_tensors as direct_tensors,
 )
 from ipujax.runtime.graph.repetitions import repetitions as repetitions
-from ipujax.runtime.graph.slow_paths import (
-    Repetition as Repetition,
-    SlowPath as SlowPath,
-    SlowReason as SlowReason,
-)
 from ipujax.runtime.graph.vertex_group import (
     NO_TILE as NO_TILE,
     Access as Access,

@@ -2,6 +2,10 @@
 
 A codelet has no tiles or tensors; a `VertexGroup` connects it to them. Library codelets are supervisor codelets: one
 vertex a tile, whose cycle formula divides its work among the six workers, as PopLibs' MultiVertex does.
+
+A codelet names its slow paths, slower forms of code that vertices take for some shapes, from the shapes of its blocks
+and from the `Repetition` of each field. A vector instruction handles whole vectors from an aligned address: rows whose
+length is no multiple of a vector begin at other addresses, so that code for them is slower.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ipujax.runtime.graph.slow_paths import Repetition, SlowPath
 from ipujax.runtime.target import Target
 
 Direction = Literal["in", "out", "inout"]
@@ -22,6 +25,53 @@ Comparison = Literal["nothing", "order", "equality"]
 
 # Per field, per dimension of its block: the block's length, an int64 array broadcastable to the grid of vertices.
 BlockShapes = Sequence[tuple[np.ndarray, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowReason:
+    """What is slow, and why; as text "C++ because the row length 197 is no multiple of 4".
+
+    Args:
+        what: form of code, or of copies.
+        row: elements of a row.
+        vector: elements of a vector.
+    """
+
+    what: str
+    row: int
+    vector: int
+
+    def __str__(self) -> str:
+        return f"{self.what} because the row length {self.row} is no multiple of {self.vector}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlowPath:
+    """A slower form of code.
+
+    Args:
+        reason: what is slow, and why.
+        cycles: tile cycles of a vertex beyond `Codelet.cycles`, int64, broadcastable to the grid of vertices.
+    """
+
+    reason: SlowReason
+    cycles: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """How an operand is repeated along the innermost axes of a vertex group.
+
+    Args:
+        repeats: "elements" where each element stands for a row, as one mean a row; "rows" where a row is repeated, as
+            one bias a column.
+        row: elements of a row.
+        axes: axes of the group that a row of repeated elements spans; empty where the view repeats them.
+    """
+
+    repeats: Literal["elements", "rows"]
+    row: int
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from ipujax.runtime.graph.slow_paths import Repetition
+from ipujax.runtime.graph.codelet import Repetition
 from ipujax.runtime.graph.vertex_group import Access, VertexGroup
 from ipujax.runtime.tensor import Affine
 
