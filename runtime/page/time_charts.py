@@ -22,7 +22,7 @@ from ipujax.runtime.page.charts import (
     zoom_by_wheel,
 )
 from ipujax.runtime.page.document import Column, DataTable, Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
+from ipujax.runtime.page.stage_section import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import TRACE_PHASES
 from ipujax.runtime.views import NO_IPU, WAIT_CAUSES, OperationRow, TaskView, TraceView, WaitView
 

@@ -37,7 +37,7 @@ def test_each_place_is_mutated(source: str, expected: list[str]) -> None:
 
 
 def test_all_mutations_of_the_product_are_python() -> None:
-    path = Path("runtime/page/task_chart.py")
+    path = Path("runtime/page/source_listing.py")
     source = (MUTATIONS.ROOT / path).read_text(encoding="utf-8")
     actual = list(MUTATIONS.mutations(path, source))
     assert len({mutation.applied(source) for mutation in actual}) == len(actual) >= 5
@@ -47,7 +47,7 @@ def test_all_mutations_of_the_product_are_python() -> None:
 
 
 def test_the_nearest_tests_come_first() -> None:
-    page = MUTATIONS.tests_of(Path("runtime/page/task_chart.py"))
+    page = MUTATIONS.tests_of(Path("runtime/page/source_listing.py"))
     assert {file.parent for file in page} == {Path("tests/runtime/page")}
     assert MUTATIONS.tests_of(Path("runtime/analysis/liveness.py"))[0] == Path(
         "tests/runtime/analysis/test_liveness.py"

@@ -7,7 +7,7 @@ import pytest
 
 from ipujax.runtime.graph import TASK_KINDS
 from ipujax.runtime.page.charts import chart
-from ipujax.runtime.page.task_chart import KIND_COLOURS, add_tasks, task_legend
+from ipujax.runtime.page.stage_section import KIND_COLOURS, add_tasks, task_legend
 from ipujax.runtime.views import TaskView
 
 pytest.importorskip("bokeh")
