@@ -1,4 +1,4 @@
-"""Steps of a compilation: timed, logged when they end, shown as progress while they run, ended by an interrupt or at a
+"""Steps of a compilation: timed, logged at their ends, shown while they run, ended by an interrupt or a deadline.
 
 Input: name of the program, names of its steps, and each step around its work. Output: seconds by name, log lines at
 INFO, a line of progress. A compilation within another belongs to the outer one. A program that does not fit its tiles
