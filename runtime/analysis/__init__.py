@@ -9,5 +9,4 @@ from ipujax.runtime.analysis.divergence import (
     meeting_groups as meeting_groups,
 )
 from ipujax.runtime.analysis.effects import Effects as Effects, EffectsOf as EffectsOf, group_tensors as group_tensors
-from ipujax.runtime.analysis.intervals import Intervals as Intervals, empty_set as empty_set
 from ipujax.runtime.analysis.liveness import Liveness as Liveness, Step as Step, constants as constants

@@ -1,8 +1,9 @@
 """Rule of the verifier on undefined reads: nothing is read before it is written.
 
 `EffectsOf` names the variables that may be read before they are written in full. Most programs have none but constants;
-the others are followed through the program by the set of elements that are surely written: both branches of a condition
-must write an element, a loop that may be skipped writes none.
+the others are followed through the program by the set of elements that are surely written, as sorted intervals: both
+branches of a condition must write an element, a loop that may be skipped writes none. All operations on sets sort and
+scan a few arrays, linear in the number of intervals.
 
 Limits: a function is followed again at each call, because the variables written before it differ.
 """
@@ -10,16 +11,69 @@ Limits: a function is followed again at each call, because the variables written
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 
-from ipujax.runtime.analysis import Intervals, empty_set
-from ipujax.runtime.analysis.intervals import intervals
+import numpy as np
+
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.exchange import flat_bases
 from ipujax.runtime.graph import Block, Branch, CrossReplicaCopy, Execute, Loop, Program, iteration
 from ipujax.runtime.tensor import Tensor, Variable
 from ipujax.runtime.verify.inventory import Connection, Inventory, access_runs, element_name, tensor_runs
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Intervals:
+    """Disjoint intervals [start, stop) in rising order that do not touch; made by `intervals`.
+
+    Args:
+        start: first element of each, int64[n].
+        stop: one past its last element, int64[n].
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+
+    def __or__(self, other: Intervals) -> Intervals:
+        """Return the union."""
+        return intervals(np.append(self.start, other.start), np.append(self.stop, other.stop))
+
+    def __and__(self, other: Intervals) -> Intervals:
+        """Return the intersection."""
+        bounds = np.concatenate([self.start, other.start, self.stop, other.stop])
+        num_starts = len(self.start) + len(other.start)
+        # A sweep over all bounds: where one interval starts as another stops, the overlap is empty and dropped below.
+        step = np.where(np.arange(len(bounds)) < num_starts, 1, -1)
+        order = np.argsort(bounds, kind="stable")
+        overlap = np.flatnonzero(np.cumsum(step[order]) == 2)
+        bounds = np.append(bounds[order], 0)
+        return intervals(bounds[overlap], bounds[overlap + 1])
+
+    def find_lacking(self, start: np.ndarray, stop: np.ndarray) -> int | None:
+        """Return an element of some intervals, none empty, that is not in this set; None when all are."""
+        # Intervals of this set do not touch, so one of them must contain each whole interval.
+        number = np.searchsorted(self.start, start, side="right") - 1
+        reach = np.append(self.stop, np.int64(-1))[number]
+        lacking = np.flatnonzero(reach < stop)
+        return int(max(reach[lacking[0]], start[lacking[0]])) if lacking.size else None
+
+
+def intervals(start: np.ndarray, stop: np.ndarray) -> Intervals:
+    """Return the set of all elements of some intervals in any order, which may overlap, touch or be empty."""
+    filled = stop > start
+    order = np.argsort(start[filled], kind="stable")
+    start = start[filled][order]
+    reach = np.maximum.accumulate(stop[filled][order])
+    first = np.append(True, start[1:] > reach[:-1])[: len(start)]
+    last = np.append(first[1:], True)[: len(start)]
+    return Intervals(start[first], reach[last])
+
+
+def empty_set() -> Intervals:
+    return intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
 
 # Flat elements that are surely written, of each variable that is followed.
 State = dict[Variable, Intervals]

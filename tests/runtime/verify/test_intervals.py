@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from ipujax.runtime.analysis.intervals import empty_set, intervals
+from ipujax.runtime.verify.undefined import empty_set, intervals
 
 pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=8)
 
