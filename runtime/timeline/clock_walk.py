@@ -35,9 +35,8 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
-from ipujax.runtime.timeline.clocks import ClockStep
+from ipujax.runtime.timeline.clocks import ClockStep, StaticEffect, Sums, rows_of
 from ipujax.runtime.timeline.recorded_runs import OUTSIDE, LoopTest, RecordedRuns
-from ipujax.runtime.timeline.static_effect import StaticEffect, Sums, rows_of
 
 # Choices of each data-dependent node in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch
 # (the number of cases for its default).

@@ -15,8 +15,7 @@ import numpy as np
 from ipujax.runtime.graph import Block, Branch, Call, Function, Loop, Program, WriteUndef
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clock_walk import Clocks, Control
-from ipujax.runtime.timeline.clocks import ClockStep
-from ipujax.runtime.timeline.static_effect import Sums
+from ipujax.runtime.timeline.clocks import ClockStep, Sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)

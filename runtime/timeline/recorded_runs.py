@@ -19,7 +19,7 @@ import numpy as np
 from ipujax.runtime.graph import Block, Branch, Call, Loop, Program
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
-from ipujax.runtime.timeline.static_effect import StaticEffect, Sums, apply_to_rows
+from ipujax.runtime.timeline.clocks import StaticEffect, Sums, apply_to_rows
 
 if TYPE_CHECKING:
     from ipujax.runtime.timeline.clock_walk import Clocks, Walk
