@@ -5,15 +5,6 @@ and written as blocks that repeat. `names.SCHEDULES` has the schedules with a na
 a number of stages and micro-batches.
 """
 
-from ipujax.lowering.schedules.common import (
-    EagerOneForwardOneBackward as EagerOneForwardOneBackward,
-    GPipe as GPipe,
-    OneForwardOneBackward as OneForwardOneBackward,
-    Sequential as Sequential,
-    ZeroBubbleH1 as ZeroBubbleH1,
-)
-from ipujax.lowering.schedules.graphcore import Grouped as Grouped, Interleaved as Interleaved
-from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward as LoopedOneForwardOneBackward
 from ipujax.lowering.schedules.names import (
     SCHEDULE_NAMES as SCHEDULE_NAMES,
     SCHEDULES as SCHEDULES,
@@ -38,4 +29,17 @@ from ipujax.lowering.schedules.schedule_plan import (
     Slot as Slot,
     schedule_plan as schedule_plan,
 )
-from ipujax.lowering.schedules.v_shaped import Chimera as Chimera, DualPipeV as DualPipeV
+from ipujax.lowering.schedules.several_stages import (
+    Chimera as Chimera,
+    DualPipeV as DualPipeV,
+    LoopedOneForwardOneBackward as LoopedOneForwardOneBackward,
+)
+from ipujax.lowering.schedules.single_stage import (
+    EagerOneForwardOneBackward as EagerOneForwardOneBackward,
+    GPipe as GPipe,
+    Grouped as Grouped,
+    Interleaved as Interleaved,
+    OneForwardOneBackward as OneForwardOneBackward,
+    Sequential as Sequential,
+    ZeroBubbleH1 as ZeroBubbleH1,
+)

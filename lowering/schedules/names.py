@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from ipujax.lowering.schedules.common import (
+from ipujax.lowering.schedules.schedule import Schedule
+from ipujax.lowering.schedules.several_stages import Chimera, DualPipeV, LoopedOneForwardOneBackward
+from ipujax.lowering.schedules.single_stage import (
     EagerOneForwardOneBackward,
     GPipe,
+    Grouped,
+    Interleaved,
     OneForwardOneBackward,
     Sequential,
     ZeroBubbleH1,
 )
-from ipujax.lowering.schedules.graphcore import Grouped, Interleaved
-from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward
-from ipujax.lowering.schedules.schedule import Schedule
-from ipujax.lowering.schedules.v_shaped import Chimera, DualPipeV
 from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.target import GlobalExchange, nearest
 

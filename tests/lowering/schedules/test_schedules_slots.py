@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Kind, Task
 from ipujax.lowering.schedules.schedule_plan import best_repetition
-from ipujax.lowering.schedules.v_shaped import Chimera, DualPipeV
+from ipujax.lowering.schedules.several_stages import Chimera, DualPipeV
 from tests.lowering.schedules.schedule_helpers import (
     ALL_SCHEDULES,
     FixedSchedule,

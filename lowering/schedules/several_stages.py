@@ -1,7 +1,13 @@
-"""Bidirectional schedules with one copy of each stage: p IPUs, of which IPU d has the stages d and 2p − 1 − d.
+"""Schedules with several stages on each IPU, far apart in the model: looped ones, and halves of bidirectional ones.
 
-    dualpipev    two directions, one forward and one backward in turn; parameter gradients fill the ramps
-    chimera      units of p micro-batches, one forward and one backward in turn
+    looped-1f1b  IPU d of p has the stages d, d + p, d + 2p, …: v of them, its chunks
+    dualpipev    IPU d has the stages d and 2p − 1 − d; two directions, one forward and one backward in turn; parameter
+                 gradients fill the ramps
+    chimera      the same stages; units of p micro-batches, one forward and one backward in turn
+
+Under looped 1F1B micro-batches go through the chunks in groups of p, and the pipeline fills sooner. With p IPUs and
+chunks that take t_F and t_B each, every IPU idles for (p − 1)(t_F + t_B), a v-th of 1F1B with stages v times as long,
+and its stashes hold (v − 1)p + 2(p − 1 − d) + 1 chunks at most.
 
 A bidirectional pipeline (Chimera, DualPipe) has 2p IPUs for 2p stages and two copies of the weights of each: half of
 the micro-batches pass the IPUs downwards, half upwards. Its upper half does what its lower half does, mirrored. Cut in
@@ -17,10 +23,12 @@ for
     chimera      2(p − 1)(max(T_F, T_B) + (k − 1)|T_B − T_F|) in k full units: of one unit, the published share
                  (PP − 2)/(2N + PP − 2) if T_F = T_B, and (PP − 2)/(3N/2 + PP − 2) if T_B = 2 T_F, with N = PP = 2p
 
-Source: DualPipe and DualPipeV, github.com/deepseek-ai/DualPipe, and the technical report of DeepSeek-V3 (arXiv
+Source: Megatron-LM's interleaved 1F1B (arXiv 2104.04473) for looped 1F1B; Graphcore's "interleaved" is another
+schedule. DualPipe and DualPipeV, github.com/deepseek-ai/DualPipe, and the technical report of DeepSeek-V3 (arXiv
 2412.19437); "cut in half", Sea AI Lab, hackmd.io/@ufotalent/r1lVXsa9Jg; Li and Hoefler, Chimera (arXiv 2107.06925).
-Limits: an IPU does not overlap two tasks; an unsplit backward task of DualPipeV is its two halves, one after the other;
-Chimera's doubling of forward and halving of backward tasks are left out.
+Limits: micro-batches of looped 1F1B are a multiple of the IPUs, and stages a multiple of the chunks. An IPU does not
+overlap two tasks; an unsplit backward task of DualPipeV is its two halves, one after the other; Chimera's doubling of
+forward and halving of backward tasks are left out.
 """
 
 from __future__ import annotations
@@ -41,9 +49,65 @@ from ipujax.lowering.schedules.schedule import (
     Schedule,
     TaskList,
     Times,
+    alternating,
     in_order,
 )
 from ipujax.runtime.errors import ScheduleError
+
+
+@dataclass(frozen=True, slots=True)
+class LoopedOneForwardOneBackward(Schedule):
+    """1F1B over `chunks` stages an IPU, stage s on IPU s mod p.
+
+    Args:
+        chunks: stages on each IPU, at least 1.
+    """
+
+    chunks: int = 2
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1:
+            raise ScheduleError("a looped schedule needs at least one chunk on each IPU", got=self.chunks)
+
+    name = "looped-1f1b"
+
+    def domain(self, num_stages: int, training: bool) -> Domain:
+        """Numbers of micro-batches that work: multiples of the number of IPUs, each of which has `chunks` stages.
+
+        Raises if stages cannot be divided so.
+        """
+        if num_stages % self.chunks:
+            raise ScheduleError(
+                f"the schedule {self.name!r} puts {self.chunks} stages on every IPU",
+                expected=f"a number of stages that {self.chunks} divides",
+                got=f"{num_stages} stages",
+                hint="LoopedOneForwardOneBackward(chunks=…)",
+            )
+        num_ipus = num_stages // self.chunks
+        why = f"they go through the {self.chunks} chunks of each IPU in groups of {num_ipus}, one for each IPU"
+        return Domain(least=num_ipus, multiple=num_ipus, why=why)
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        num_ipus = num_stages // self.chunks
+        return [self._of_ipu(ipu, num_ipus, micro_batches) for ipu in range(num_ipus)]
+
+    def _of_ipu(self, ipu: int, num_ipus: int, micro_batches: int) -> TaskList:
+        """Tasks of one IPU, in order: 1F1B over its chunks, the stages `ipu`, `ipu + num_ipus`, and so on.
+
+        As many forward tasks run ahead as it takes until the first gradient can have come back.
+        """
+        tasks = micro_batches * self.chunks  # forward tasks of the IPU; there are as many backward tasks
+        ahead = min(tasks, 2 * (num_ipus - 1 - ipu) + (self.chunks - 1) * num_ipus)
+        forward, backward = alternating(tasks, ahead)
+        # Chunk of the k-th forward task: `num_ipus` micro-batches on one, then on the next. In backward tasks the order
+        # of chunks is the opposite.
+        chunk = np.arange(tasks) // num_ipus % self.chunks
+        times = []
+        for c in range(self.chunks):
+            stage = c * num_ipus + ipu
+            times.append(Times(stage, FORWARD, forward[chunk == c]))
+            times.append(Times(stage, BACKWARD, backward[chunk == self.chunks - 1 - c]))
+        return in_order(times)
 
 
 class Turn(NamedTuple):

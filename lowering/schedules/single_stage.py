@@ -1,25 +1,35 @@
-"""The schedules of every pipeline library, with one stage on one IPU.
+"""Schedules with one stage on one IPU: those of every pipeline library, and Graphcore's.
 
     sequential    one task at a time, on one IPU after the other
     gpipe         all forward tasks, then all backward tasks
     1f1b          as few forward tasks ahead as keep all IPUs busy, then one forward, one backward
     eager-1f1b    the same with twice as many ahead, which hides the time of copies between IPUs
     zb-h1         1f1b with gradients of parameters delayed to times when an IPU would idle
+    grouped       in a slot every busy IPU runs a forward task, in the next one every IPU a backward task
+    interleaved   in a slot half of the IPUs run forward tasks and the others backward tasks
 
 With p stages, m micro-batches and equal stages that take T_F and T_B, free copies and enough buffers, gpipe and both
 kinds of 1f1b idle for (p − 1)(T_F + T_B) on every IPU; the stash of stage s holds m, min(m, p − s) and min(m, 2(p − 1 −
-s) + 1) micro-batches.
-
-Source: GPipe (arXiv 1811.06965), PipeDream-flush (arXiv 2006.09503) for 1F1B, JaxPP for eager 1F1B.
-Limits: backward tasks run first in, first out in all schedules, also in GPipe, so that all add up gradients in the same
-order and give the same bits.
+s) + 1) micro-batches. Backward tasks run first in, first out in all schedules, also in GPipe, so that all add up
+gradients in the same order and give the same bits.
 
 Under ZB-H1 stage s runs 1F1B with backward tasks that compute only the gradients of inputs; each parameter gradient
 follows s micro-batches later. The first stage sends no gradients, so its backward tasks stay unsplit. With equal stages
 that take T_F, T_B and T_W, where T_W ≤ T_F and T_W ≤ T_B, every IPU idles for (p − 1)(T_F + T_B − T_W); the stash of
 stage s holds p − s micro-batches until their backward task, and operands of parameter gradients for s more.
 
-Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), the handcrafted schedule H1.
+Grouped and interleaved are the orders of eager-1f1b and 1f1b on grids of their own, with the same stashes. A grid
+matters where all IPUs sync at every copy between stages: grouped slots last as long as a forward or a backward task,
+interleaved ones as long as the longer of the two.
+
+Source: GPipe (arXiv 1811.06965), PipeDream-flush (arXiv 2006.09503) for 1F1B, JaxPP for eager 1F1B; Qi et al., Zero
+Bubble Pipeline Parallelism (arXiv 2401.10241), the handcrafted schedule H1; PopART,
+docs/notes/transforms/pipelining.md and willow/src/transforms/pipeline.cpp (stash sizes, at least as many micro-batches
+as its 2p − 1 pipeline stages); TF-IPU, pipelining_ops.py and keras.rst (interleaved, whose number of micro-batches is a
+multiple of the rotations of the IPUs, p).
+Limits: TF-IPU counts 2p pipeline stages and requires a multiple of them of grouped pipelines, because it unrolls its
+loop so often; this loop is not unrolled, so PopART's bound holds. TF-IPU refuses two stages on one IPU when it trains
+interleaved.
 """
 
 from __future__ import annotations
@@ -127,3 +137,41 @@ class EagerOneForwardOneBackward(Schedule):
 
 def _forwards_ahead(stage: int, micro_batches: int, ahead: int) -> TaskList:
     return forward_backward(stage, *alternating(micro_batches, min(micro_batches, ahead)))
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(Schedule):
+    """All IPUs run forward tasks together, then all run backward tasks together."""
+
+    name = "grouped"
+
+    def domain(self, num_stages: int, training: bool) -> Domain:
+        fill = 2 * num_stages - 1 if training else num_stages
+        why = f"that many fill its {fill} pipeline stages"
+        if training:
+            why += f" ({num_stages} forward and {num_stages} backward, of which the last forward is the first backward)"
+        return Domain(least=fill, why=why)
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        start = 2 * np.arange(micro_batches)
+        last = 4 * num_stages - 3
+        return [forward_backward(s, start + 2 * s, start + last - 2 * s, as_slots=True) for s in range(num_stages)]
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved(Schedule):
+    """Neighbouring IPUs run a forward and a backward task at the same time, and then the other way round."""
+
+    name = "interleaved"
+
+    def domain(self, num_stages: int, training: bool) -> Domain:
+        return Domain(
+            least=num_stages,
+            multiple=num_stages,
+            why=f"they go round the {num_stages} IPUs together, as TF-IPU has it",
+        )
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        start = 2 * np.arange(micro_batches)
+        last = 2 * num_stages - 1
+        return [forward_backward(s, start + s, start + last - s, as_slots=True) for s in range(num_stages)]
