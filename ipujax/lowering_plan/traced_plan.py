@@ -1,7 +1,9 @@
 """Plan of a lowering: a traced function with all that its lowering reads.
 
 Input: a traced function, the target, the user's options. Output: `LoweringPlan`, which `planned_program` lowers unless
-the cache has its program.
+the cache has its program; or an error that names a value of another type and its line. Values are arrays of numbers and
+of keys, and Refs until they are discharged. Tokens may occur inside, because their users are dropped; they cannot be
+arguments or results.
 """
 
 from __future__ import annotations
@@ -12,20 +14,25 @@ from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Traced, check_annotations
-from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, is_on_host, without_float0
-from ipujax.lowering.jaxpr import Rewrite, check_values, everywhere, primitive_names, with_equations, with_inner
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, is_on_host, is_token, without_float0
+from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, primitive_names, with_equations, with_inner
 from ipujax.lowering.partition import Shardings
 from ipujax.lowering.refs import with_state
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import ArgumentTypeError, GraphError
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.sharding import PlanShardings, mesh_of_constraints, without_splits
 
 if TYPE_CHECKING:
     from ipujax.distributed.instance.spread import Spread
+
+_EXPECTED = "arrays of numbers, or of keys of jax.random"
 
 
 def compilation_steps() -> tuple[str, ...]:
@@ -66,6 +73,45 @@ def _with_own_constants(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         return ClosedJaxpr(rewritten.jaxpr, consts) if any(map(is_not, consts, jaxpr.consts)) else rewritten
 
     return everywhere(rewrite)(jaxpr)
+
+
+def check_values(jaxpr: ClosedJaxpr, who: str, names: Sequence[str]) -> None:
+    """Refuse a jaxpr with values that no tile can store, such as tokens.
+
+    Args:
+        jaxpr: the jaxpr.
+        who: name of the user's function, for the error.
+        names: names of its inputs, `params['w']`, for the error.
+    """
+    arguments_and_results = [*zip((f"argument {name} of {who}" for name in names), jaxpr.in_avals, strict=True)]
+    arguments_and_results += [(f"a result of {who}", aval) for aval in jaxpr.out_avals]
+    for subject, aval in arguments_and_results:
+        if not _is_storable(aval):
+            hint = "leave the token out: effects keep their order by themselves" if is_token(aval) else _hint(aval)
+            raise ArgumentTypeError(f"{subject} must be an array", expected=_EXPECTED, got=str(aval), hint=hint)
+    for eqn in equations(jaxpr.jaxpr):
+        for var in eqn.outvars:
+            if not _is_storable(var.aval) and not is_token(var.aval):
+                raise GraphError(
+                    f"the result of {eqn.primitive} must be an array that a tile can store",
+                    where=source_line(eqn) or None,
+                    expected=_EXPECTED,
+                    got=str(var.aval),
+                    hint=_hint(var.aval),
+                )
+
+
+def _is_storable(aval: Any) -> bool:
+    inner = aval.inner_aval if isinstance(aval, jax.ref.AbstractRef) else aval
+    if not isinstance(inner, jax.core.ShapedArray):
+        return False
+    is_key = jnp.issubdtype(inner.dtype, jax.dtypes.prng_key)
+    return is_key or not jnp.issubdtype(inner.dtype, jax.dtypes.extended)
+
+
+def _hint(aval: Any) -> str:
+    is_dtype = isinstance(aval, jax.core.ShapedArray)
+    return f"the arrays that the {'dtype' if is_dtype else 'type'} of your own stands for, in its place"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

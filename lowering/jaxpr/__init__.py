@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     )
     from ipujax.lowering.jaxpr.op_counts import (
         Work as Work,
+        elements_of as elements_of,
+        value_bytes as value_bytes,
         work_of as work_of,
         work_of_equation as work_of_equation,
     )
@@ -62,10 +64,5 @@ if TYPE_CHECKING:
         stages_inside as stages_inside,
     )
     from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles
-    from ipujax.lowering.jaxpr.value_types import (
-        check_values as check_values,
-        elements_of as elements_of,
-        value_bytes as value_bytes,
-    )
 else:
     __getattr__ = lazy_names(__name__)

@@ -1,4 +1,5 @@
-"""Work of a jaxpr, counted before it is lowered: for passes that trade computing for copying.
+"""Sizes of values, and the work of equations, counted before they are lowered: for passes that trade computing for
+copying.
 
 Limits: counts of equations and elements, no cycles, because operations are not planned yet.
 """
@@ -7,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from math import sqrt
+from math import prod, sqrt
 from operator import add
+from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params
-from ipujax.lowering.jaxpr.value_types import elements_of
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, jaxprs_in_params
 from ipujax.lowering.primitives import record_of
+from ipujax.runtime.tensor import element_bytes
 
 _FREE = ("view", "part", "joined", "none")  # kinds of cost
 
@@ -21,6 +23,17 @@ _FREE = ("view", "part", "joined", "none")  # kinds of cost
 _STEP_BYTES = 75
 _PRODUCT_BYTES = 2600
 _MACS_PER_ELEMENT = 16  # multiply-adds in the time of reading a float, on the AMP unit of mk2
+
+
+def elements_of(atom: Atom) -> int:
+    """Return the number of elements of an array."""
+    aval: Any = atom.aval
+    return prod(aval.shape)
+
+
+def value_bytes(aval: Any) -> int:
+    """Return the number of bytes of an array of a shape and dtype."""
+    return prod(aval.shape) * element_bytes(aval.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import ipujax as ipu
 from ipujax import poplar
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
-from ipujax.lowering.jaxpr import check_values
+from ipujax.lowering_plan.traced_plan import check_values
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=4)
 X = jnp.arange(6.0).reshape(2, 3)
