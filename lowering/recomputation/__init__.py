@@ -1,12 +1,5 @@
 """Recomputation: values that a backward pass computes again instead of reading them from memory."""
 
-from ipujax.lowering.recomputation.chain import (
-    ChainPlans as ChainPlans,
-    RecomputePlan as RecomputePlan,
-    peak_bytes as peak_bytes,
-    plan_recompute as plan_recompute,
-    trade_off as trade_off,
-)
 from ipujax.lowering.recomputation.recompute import (
     KEEP_ALL as KEEP_ALL,
     ChainTrade as ChainTrade,
@@ -16,4 +9,3 @@ from ipujax.lowering.recomputation.recompute import (
     recompute as recompute,
     recomputed_parts as recomputed_parts,
 )
-from ipujax.lowering.recomputation.segment_table import ChainStep as ChainStep

@@ -8,17 +8,14 @@ count for each of them, see `stashes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
-from typing import NamedTuple
 
 import numpy as np
 
 from ipujax.lowering.recomputation.segment_table import ChainStep, Curve, SegmentTable, StepAction
 from ipujax.lowering.recomputation.stashes import StashPlans
-from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,52 +33,23 @@ class RecomputePlan:
     peak_bytes: int
 
 
-def plan_recompute(
-    steps: Sequence[ChainStep], result_bytes: int, budget_bytes: int, in_flight: int = 1
-) -> RecomputePlan:
-    """Finds which values of a network to store for its gradient and which to recompute, in a budget of bytes.
+class ChainPlans:
+    """The best plans of a chain for all budgets.
 
-    The plan takes the fewest cycles of those that keep a stored value until its gradient has run. One that drops it
+    A plan takes the fewest cycles of those that keep a stored value until its gradient has run. One that drops it
     before may take fewer: in a chain of four steps 10 instead of 13.
 
     Args:
-        steps: the network as a chain of steps; the last one's result is differentiated.
+        steps: the chain, at least one step; the last one's result is differentiated.
         result_bytes: bytes of that result, and of its gradient.
-        budget_bytes: highest peak of live bytes, with the input of the chain.
-        in_flight: number of inputs at once whose forward parts have run and whose backward parts have not.
-
-    Raises:
-        ArgumentValueError: no plan fits the budget, there are no steps, or a number is out of its range.
-        ArgumentTypeError: for anything but steps and whole numbers.
+        in_flight: number of inputs at once, at least 1, whose forward parts have run and whose backward parts have not.
     """
-    return ChainPlans(steps, result_bytes, in_flight).plan(budget_bytes)
-
-
-class TradeOff(NamedTuple):
-    """A budget at which fewer cycles are possible than below, and these cycles."""
-
-    budget_bytes: int
-    cycles: int
-
-
-def trade_off(steps: Sequence[ChainStep], result_bytes: int, in_flight: int = 1) -> list[TradeOff]:
-    """Trade-off curve of a chain, in rising budgets.
-
-    Arguments and errors are those of `plan_recompute`.
-    """
-    return ChainPlans(steps, result_bytes, in_flight).points
-
-
-class ChainPlans:
-    """The best plans of a chain for all budgets; arguments and errors are those of `plan_recompute`."""
 
     def __init__(self, steps: Sequence[ChainStep], result_bytes: int, in_flight: int = 1) -> None:
-        self._steps = _checked(steps)
-        self._result_bytes = _non_negative("result_bytes", result_bytes)
-        self._in_flight = _integer("in_flight", in_flight)
-        if self._in_flight < 1:
-            raise ArgumentValueError("no input is in flight", expected="in_flight of 1 or more", got=str(in_flight))
-        self._input_bytes = self._in_flight * self._steps[0].input_bytes
+        self._steps = steps
+        self._result_bytes = result_bytes
+        self._in_flight = in_flight
+        self._input_bytes = in_flight * steps[0].input_bytes
 
     @cached_property
     def _plans(self) -> SegmentTable | StashPlans:
@@ -103,26 +71,17 @@ class ChainPlans:
         return self._plan_of(actions)
 
     @property
-    def points(self) -> list[TradeOff]:
-        """Trade-off curve, see `trade_off`."""
-        pairs = zip(self._curve.num_bytes, self._curve.cycles, strict=True)
-        return [TradeOff(int(num_bytes) + self._input_bytes, int(cycles)) for num_bytes, cycles in pairs]
-
-    @property
     def least_bytes(self) -> int:
         """Smallest budget that a plan fits."""
         return int(self._curve.num_bytes[0]) + self._input_bytes
 
     def plan(self, budget_bytes: int) -> RecomputePlan:
-        """The plan of fewest cycles whose peak of live bytes is within a budget; raises if none is."""
-        budget_bytes = _integer("budget_bytes", budget_bytes)
+        """The plan of fewest cycles whose peak of live bytes is within a budget of at least `least_bytes`."""
         keep_all_plan = self.keep_all()
         available_bytes = budget_bytes - self._input_bytes
         if keep_all_plan.peak_bytes <= budget_bytes:
             return keep_all_plan
-        if not self._curve.holds(available_bytes):
-            message = "no order of recomputation fits the budget"
-            raise ArgumentValueError(message, expected=f"at least {self.least_bytes:,} bytes", got=f"{budget_bytes:,}")
+        assert self._curve.holds(available_bytes), "no order of recomputation fits the budget"
         return self._plan_of(tuple(self._plans.plan(available_bytes)))
 
     def _plan_of(self, actions: tuple[StepAction, ...]) -> RecomputePlan:
@@ -174,34 +133,3 @@ def peak_bytes(steps: Sequence[ChainStep], result_bytes: int, actions: Sequence[
             if action == "forward":
                 stored.discard(number)
     return peak + (in_flight - 1) * stash
-
-
-def _checked(steps: Sequence[ChainStep]) -> tuple[ChainStep, ...]:
-    """Checks the steps of a chain that a user gives; returns them with sizes as Python's integers."""
-    if not isinstance(steps, Iterable):
-        expected = "a sequence of ChainStep"
-        raise ArgumentTypeError("chain steps must be a sequence", expected=expected, got=shortened(steps))
-    chain = tuple(steps)
-    if not chain:
-        raise ArgumentValueError("a chain has no steps", expected="one step or more")
-    for n, step in enumerate(chain):
-        if not isinstance(step, ChainStep):
-            raise ArgumentTypeError(
-                f"step {n} of a chain is not a ChainStep", expected="a ChainStep", got=shortened(step)
-            )
-    names = [field.name for field in fields(ChainStep)]
-    return tuple(
-        ChainStep(*(_non_negative(f"{x} of step {n}", getattr(s, x)) for x in names)) for n, s in enumerate(chain)
-    )
-
-
-def _non_negative(name: str, value: int) -> int:
-    if _integer(name, value) < 0:
-        raise ArgumentValueError(f"{name} is below zero", expected="0 or more", got=str(value))
-    return int(value)
-
-
-def _integer(name: str, value: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} is not a whole number", expected="a whole number", got=shortened(value))
-    return int(value)

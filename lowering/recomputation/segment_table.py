@@ -113,7 +113,7 @@ class Option(NamedTuple):
 class SegmentTable:
     """The curves of all segments of a chain; that of steps a to b does not count the input of a, which is live."""
 
-    def __init__(self, steps: tuple[ChainStep, ...], result_bytes: int) -> None:
+    def __init__(self, steps: Sequence[ChainStep], result_bytes: int) -> None:
         """Computes the curve of each segment, the least cycles for each peak of bytes, shorter segments first.
 
         That is the best of the ways to run it, see `_options`. `result_bytes` are those of the chain's result.

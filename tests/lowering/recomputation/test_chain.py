@@ -11,8 +11,8 @@ from hypothesis import example, given, settings, strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
-from ipujax.lowering.recomputation import ChainPlans, ChainStep, peak_bytes, plan_recompute, trade_off
-from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
+from ipujax.lowering.recomputation.chain import ChainPlans, peak_bytes
+from ipujax.lowering.recomputation.segment_table import ChainStep
 
 
 @st.composite
@@ -21,7 +21,7 @@ def chains(draw, max_steps=4):
     number = draw(st.integers(1, max_steps))
     small = st.integers(0, 2)
     inputs = [*(draw(st.integers(1, 4)) for _ in range(number)), draw(st.integers(0, 3))]
-    return [
+    return tuple(
         ChainStep(
             forward_cycles=draw(st.integers(1, 5)),
             backward_cycles=draw(st.integers(1, 9)),
@@ -32,15 +32,26 @@ def chains(draw, max_steps=4):
             left_bytes=draw(small),
         )
         for input_bytes, result_bytes in pairwise(inputs)
-    ], inputs[-1]
+    ), inputs[-1]
 
 
-def equal_steps(number: int) -> list[ChainStep]:
-    return [ChainStep(1, 1, 1, 1) for _ in range(number)]
+def equal_steps(number: int) -> tuple[ChainStep, ...]:
+    return (ChainStep(1, 1, 1, 1),) * number
+
+
+def curve_of(plans: ChainPlans) -> list[tuple[int, int]]:
+    """Each budget at which fewer cycles are possible than below, and these cycles; more bytes never take more."""
+    curve: list[tuple[int, int]] = []
+    for budget in range(plans.least_bytes, plans.keep_all().peak_bytes + 1):
+        cycles = plans.plan(budget).cycles
+        assert not curve or cycles <= curve[-1][1]
+        if not curve or cycles < curve[-1][1]:
+            curve.append((budget, cycles))
+    return curve
 
 
 def fewest_cycles(
-    steps: list[ChainStep],
+    steps: tuple[ChainStep, ...],
     result_bytes: int,
     budget_bytes: int,
     stored_at_start: frozenset[int] = frozenset({0}),
@@ -88,30 +99,28 @@ def test_fits_if_any_order_does_at_little_more_cost(drawn, budget):
     """Derandomised: some chains cost more, see below."""
     steps, result_bytes = drawn
     best = fewest_cycles(steps, result_bytes, budget)
-    if best is None:
-        with pytest.raises(ArgumentValueError, match="no order of recomputation fits the budget"):
-            plan_recompute(steps, result_bytes, budget)
-        return
-    plan = plan_recompute(steps, result_bytes, budget)
-    assert best <= plan.cycles <= 1.25 * best
+    plans = ChainPlans(steps, result_bytes)
+    assert (best is None) == (budget < plans.least_bytes)
+    assert best is None or best <= plans.plan(budget).cycles <= 1.25 * best
 
 
 def test_orders_that_drop_stored_values_may_cost_less():
     """Plans store a value until its gradient: 13 cycles in a chain of four steps, where 10 are possible."""
     sizes = [(1, 1), (1, 3), (3, 4), (4, 2)]
-    steps = [
+    steps = tuple(
         ChainStep(1, 1, saved_bytes=saved, input_bytes=size, backward_temp_bytes=2 * (n == 3))
         for n, (size, saved) in enumerate(sizes)
-    ]
-    assert plan_recompute(steps, 0, 15).cycles == 13 and fewest_cycles(steps, 0, 15) == 10
+    )
+    assert ChainPlans(steps, 0).plan(15).cycles == 13 and fewest_cycles(steps, 0, 15) == 10
 
 
 @settings(max_examples=50)
 @given(chains(max_steps=7), st.integers(0, 60))
 def test_plan_runs_every_part_in_order_within_the_budget(drawn, extra_bytes):
     steps, result_bytes = drawn
-    budget = trade_off(steps, result_bytes)[0][0] + extra_bytes
-    plan = plan_recompute(steps, result_bytes, budget)
+    plans = ChainPlans(steps, result_bytes)
+    budget = plans.least_bytes + extra_bytes
+    plan = plans.plan(budget)
     assert plan.peak_bytes <= budget
     assert plan.peak_bytes == peak_bytes(steps, result_bytes, plan.actions)
     stored = {0}
@@ -137,14 +146,13 @@ def test_plan_runs_every_part_in_order_within_the_budget(drawn, extra_bytes):
 @given(chains(max_steps=7))
 def test_cycles_fall_with_memory_until_nothing_is_recomputed(drawn):
     steps, result_bytes = drawn
-    curve = trade_off(steps, result_bytes)
-    assert all(small < large and slow > fast for (small, slow), (large, fast) in pairwise(curve))
+    curve = curve_of(ChainPlans(steps, result_bytes))
     assert curve[-1][1] == sum(step.forward_cycles + step.backward_cycles for step in steps)
-    for budget, cycles in curve:
-        assert plan_recompute(steps, result_bytes, budget).cycles == cycles
 
 
-def forward_tasks(steps: list[ChainStep], result_bytes: int) -> list[tuple[int, int, frozenset[int], frozenset[int]]]:
+def forward_tasks(
+    steps: tuple[ChainStep, ...], result_bytes: int
+) -> list[tuple[int, int, frozenset[int], frozenset[int]]]:
     """All ways to run the forward parts once: peak bytes, bytes at the end, stored and saved values then."""
     inputs = [*(step.input_bytes for step in steps), result_bytes]
     tasks = []
@@ -166,7 +174,7 @@ def forward_tasks(steps: list[ChainStep], result_bytes: int) -> list[tuple[int, 
     return tasks
 
 
-def fewest_in_flight(steps: list[ChainStep], result_bytes: int, budget_bytes: int, in_flight: int) -> int | None:
+def fewest_in_flight(steps: tuple[ChainStep, ...], result_bytes: int, budget_bytes: int, in_flight: int) -> int | None:
     """Minimum over all values that forward tasks can store, and all orders of backward tasks from there."""
     cycles_of_orders = list[int]()
     for peak, stored_bytes, stored, saved in forward_tasks(steps, result_bytes):
@@ -185,15 +193,13 @@ def test_in_flight_fits_if_any_order_does(drawn, in_flight, extra_bytes):
     Stored bytes of an input count until its backward task ends; in truth they are freed on the way.
     """
     steps, result_bytes = drawn
-    min_bytes = trade_off(steps, result_bytes, in_flight)[0][0]
-    budget = max(1, min_bytes + extra_bytes)
+    plans = ChainPlans(steps, result_bytes, in_flight)
+    budget = max(1, plans.least_bytes + extra_bytes)
     best = fewest_in_flight(steps, result_bytes, budget, in_flight)
-    assert (best is None) == (budget < min_bytes)
+    assert (best is None) == (budget < plans.least_bytes)
     if best is None:
-        with pytest.raises(ArgumentValueError, match=rf"expected: at least {min_bytes:,} bytes(.|\n)*got: {budget:,}"):
-            plan_recompute(steps, result_bytes, budget, in_flight)
         return
-    plan = plan_recompute(steps, result_bytes, budget, in_flight)
+    plan = plans.plan(budget)
     assert plan.cycles >= best
     fewest_of_one_more = fewest_in_flight(steps, result_bytes, budget, in_flight + 1)
     assert fewest_of_one_more is None or plan.cycles <= 1.25 * fewest_of_one_more
@@ -201,18 +207,17 @@ def test_in_flight_fits_if_any_order_does(drawn, in_flight, extra_bytes):
 
 @settings(max_examples=50)
 @given(chains(max_steps=7), st.integers(2, 5))
-@example(([ChainStep(1, 1, 1, 1), ChainStep(1, 1, 1, 1, forward_temp_bytes=2)], 1), 2)  # forward tasks need most
-@example(([ChainStep(1, 6, 1, 5, forward_temp_bytes=6)], 6), 4)
+@example(((ChainStep(1, 1, 1, 1), ChainStep(1, 1, 1, 1, forward_temp_bytes=2)), 1), 2)  # forward tasks need most
+@example(((ChainStep(1, 6, 1, 5, forward_temp_bytes=6),), 6), 4)
 def test_in_flight_cycles_fall_with_memory_until_nothing_is_recomputed(drawn, in_flight):
     steps, result_bytes = drawn
-    curve = trade_off(steps, result_bytes, in_flight)
-    keep_all_plan = ChainPlans(steps, result_bytes, in_flight).keep_all()
-    assert all(small < large and slow > fast for (small, slow), (large, fast) in pairwise(curve))
+    plans = ChainPlans(steps, result_bytes, in_flight)
+    curve = curve_of(plans)
+    keep_all_plan = plans.keep_all()
     assert curve[-1][1] == keep_all_plan.cycles == sum(step.forward_cycles + step.backward_cycles for step in steps)
-    ample = plan_recompute(steps, result_bytes, curve[-1][0] + 9, in_flight)
-    assert ample.actions == keep_all_plan.actions and ample.peak_bytes == keep_all_plan.peak_bytes <= curve[-1][0]
+    assert plans.plan(keep_all_plan.peak_bytes + 9) == keep_all_plan
     for budget, cycles in curve:
-        plan = plan_recompute(steps, result_bytes, budget, in_flight)
+        plan = plans.plan(budget)
         assert plan.cycles == cycles and plan.peak_bytes <= budget
         assert plan.peak_bytes == peak_bytes(steps, result_bytes, plan.actions, in_flight)
         first = plan.actions[: len(steps)]
@@ -228,7 +233,7 @@ def test_stores_all_in_the_bytes_of_storing_all(drawn, in_flight, extra_bytes):
     steps, result_bytes = drawn
     plans = ChainPlans(steps, result_bytes, in_flight)
     keep_all_plan = plans.keep_all()
-    points = plans.points
+    points = curve_of(plans)
     assert plans.plan(keep_all_plan.peak_bytes).actions == keep_all_plan.actions
     assert points[-1][1] == keep_all_plan.cycles and points[-1][0] <= keep_all_plan.peak_bytes
     budgets = sorted(points[0][0] + extra for extra in extra_bytes)
@@ -241,84 +246,34 @@ def test_stores_all_in_the_bytes_of_storing_all(drawn, in_flight, extra_bytes):
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
 def test_stores_all_equal_steps_in_exactly_their_bytes(in_flight):
-    steps = [ChainStep(100, 200, 1000, 3000, 500, 500)] * 6
-    keep_all_plan = ChainPlans(steps, 0, in_flight).keep_all()
-    assert plan_recompute(steps, 0, keep_all_plan.peak_bytes, in_flight).cycles == keep_all_plan.cycles == 6 * 300
-    assert plan_recompute(steps, 0, keep_all_plan.peak_bytes - 1, in_flight).cycles > keep_all_plan.cycles
+    plans = ChainPlans((ChainStep(100, 200, 1000, 3000, 500, 500),) * 6, 0, in_flight)
+    keep_all_plan = plans.keep_all()
+    assert plans.plan(keep_all_plan.peak_bytes).cycles == keep_all_plan.cycles == 6 * 300
+    assert plans.plan(keep_all_plan.peak_bytes - 1).cycles > keep_all_plan.cycles
 
 
 @pytest.mark.parametrize("in_flight", [2, 4])
 def test_smallest_plan_of_long_chains_adds_only_inputs(in_flight):
     """With more distinct sizes than working sizes that are tried."""
     rng = np.random.default_rng(0)
-    steps = [ChainStep(1, 1, *rng.integers(300, 1700, 4).tolist()) for _ in range(12)]
-    bytes_of_one, bytes_of_all = (trade_off(steps, 0, count)[0][0] for count in (1, in_flight))
+    steps = tuple(ChainStep(1, 1, *rng.integers(300, 1700, 4).tolist()) for _ in range(12))
+    bytes_of_one, bytes_of_all = (ChainPlans(steps, 0, count).least_bytes for count in (1, in_flight))
     assert bytes_of_all == bytes_of_one + (in_flight - 1) * steps[0].input_bytes
 
 
 def test_each_input_in_flight_adds_its_stored_bytes():
     """Of three equal steps, each of an input of 2 bytes and 5 saved: all is stored once more."""
-    steps = [ChainStep(1, 2, 2, 5) for _ in range(3)]
+    steps = (ChainStep(1, 2, 2, 5),) * 3
     sizes = [ChainPlans(steps, 0, count).keep_all().peak_bytes for count in (1, 2, 3)]
     stored_bytes = 2 + 3 * 5
     assert sizes == [sizes[0], sizes[0] + stored_bytes, sizes[0] + 2 * stored_bytes]
     for count in (2, 3):
-        plan = plan_recompute(steps, 0, sizes[count - 1] - 1, count)
+        plan = ChainPlans(steps, 0, count).plan(sizes[count - 1] - 1)
         assert plan.cycles > sum(step.forward_cycles + step.backward_cycles for step in steps)
 
 
-def test_refuses_no_input_in_flight():
-    with pytest.raises(ArgumentValueError, match=r"in_flight of 1 or more(.|\n)*got: 0"):
-        plan_recompute(equal_steps(2), 0, 99, 0)
-
-
-def test_error_has_the_smallest_budget():
-    with pytest.raises(ArgumentValueError, match=r"expected: at least 5 bytes(.|\n)*got: 3"):
-        plan_recompute(equal_steps(5), 0, 3)
-
-
-@pytest.mark.parametrize("wrong", [{"forward_cycles": -1}, {"input_bytes": -4}])
-def test_refuses_numbers_below_zero(wrong):
-    step = ChainStep(**{"forward_cycles": 1, "backward_cycles": 1, "input_bytes": 1, "saved_bytes": 1, **wrong})
-    with pytest.raises(ArgumentValueError, match=next(iter(wrong))):
-        plan_recompute([step], 1, 9)
-
-
-STEP = ChainStep(1, 1, 1, 1)
-OF_OTHER_TYPES = [
-    ({"steps": [STEP, 1]}, r"step 1 of a chain(.|\n)*expected: a ChainStep(.|\n)*got: 1"),
-    ({"steps": "ab"}, r"step 0 of a chain(.|\n)*expected: a ChainStep(.|\n)*got: 'a'"),
-    ({"steps": STEP}, r"chain steps(.|\n)*expected: a sequence of ChainStep(.|\n)*got: a ChainStep"),
-    ({"steps": None}, r"chain steps(.|\n)*expected: a sequence of ChainStep(.|\n)*got: None"),
-    ({"steps": [ChainStep(1, 1, 1, 2.5)]}, r"saved_bytes of step 0(.|\n)*expected: a whole number(.|\n)*got: 2.5"),
-    ({"steps": [ChainStep("1", 1, 1, 1)]}, r"forward_cycles of step 0(.|\n)*expected: a whole number(.|\n)*got: '1'"),
-    ({"result_bytes": 0.5}, r"result_bytes(.|\n)*expected: a whole number(.|\n)*got: 0.5"),
-    ({"budget_bytes": "5"}, r"budget_bytes(.|\n)*expected: a whole number(.|\n)*got: '5'"),
-    ({"budget_bytes": 9.0}, r"budget_bytes(.|\n)*expected: a whole number(.|\n)*got: 9.0"),
-    ({"budget_bytes": None}, r"budget_bytes(.|\n)*expected: a whole number(.|\n)*got: None"),
-    ({"in_flight": 1.5}, r"in_flight(.|\n)*expected: a whole number(.|\n)*got: 1.5"),
-    ({"in_flight": True}, r"in_flight(.|\n)*expected: a whole number(.|\n)*got: True"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "message"), OF_OTHER_TYPES)
-def test_refuses_arguments_of_other_types(wrong, message):
-    with pytest.raises(ArgumentTypeError, match=message):
-        plan_recompute(**{"steps": [STEP], "result_bytes": 0, "budget_bytes": 9, **wrong})
-
-
-def test_accepts_integers_of_numpy():
-    """Narrow ones too: sums of them do not overflow."""
-    narrow = [ChainStep(*np.array([9, 9, 100, 120, 90, 90], np.int8)) for _ in range(4)]
-    wide = [ChainStep(9, 9, 100, 120, 90, 90)] * 4
-    for in_flight in (1, 3):
-        plan = plan_recompute(narrow, np.int64(0), np.int64(2000), np.int32(in_flight))
-        assert plan == plan_recompute(wide, 0, 2000, in_flight) and type(plan.peak_bytes) is int
-
-
-def test_refuses_an_empty_chain():
-    with pytest.raises(ArgumentValueError, match="no steps"):
-        plan_recompute([], 1, 9)
+def test_smallest_budget_of_equal_steps():
+    assert ChainPlans(equal_steps(5), 0).least_bytes == 5
 
 
 def exact_cycles(number: int, budget: int) -> int | None:
@@ -396,5 +351,5 @@ def test_compares_to_an_integer_program(number, budget):
     """In equal memory: the program's input is free, as no node computes it, and its first gradient reads nothing."""
     best = exact_cycles(number, budget)
     assert best is not None
-    plan = plan_recompute(equal_steps(number), 0, budget + 1)
+    plan = ChainPlans(equal_steps(number), 0).plan(budget + 1)
     assert plan.cycles <= 1.25 * best
