@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ipujax.lowering.jaxpr.stage_names import (
         MICRO_BATCHES as MICRO_BATCHES,
         PIPELINE as PIPELINE,
-        StageName as StageName,
         has_phases as has_phases,
         has_stages as has_stages,
         holds_pipeline as holds_pipeline,
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
         numbered_scopes as numbered_scopes,
         phase_of as phase_of,
         phase_scope as phase_scope,
-        read_name as read_name,
         recompute_mode as recompute_mode,
         recompute_scope as recompute_scope,
         stage_name as stage_name,

@@ -24,7 +24,6 @@ from ipujax.lowering.schedules.schedule import (
     TaskList as TaskList,
 )
 from ipujax.lowering.schedules.schedule_plan import (
-    Block as Block,
     SchedulePlan as SchedulePlan,
     Slot as Slot,
     schedule_plan as schedule_plan,

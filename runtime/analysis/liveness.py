@@ -17,17 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.runtime.analysis.effects import Effects, EffectsOf
-from ipujax.runtime.graph import (
-    Block,
-    Branch,
-    Call,
-    Decision,
-    Function,
-    Leaf,
-    Loop,
-    Program,
-    distinct,
-)
+from ipujax.runtime.graph import Block, Branch, Call, Decision, Function, Leaf, Loop, Program, distinct
 from ipujax.runtime.tensor import Variable
 
 Step = Leaf | Call | Decision  # a decision as a step is the read of its decider

@@ -25,10 +25,7 @@ from ipujax.runtime.cost.copy_costs import (
 )
 from ipujax.runtime.cost.ipu_window import tile_range as tile_range
 from ipujax.runtime.cost.links import Flows as Flows, link_cycles as link_cycles
-from ipujax.runtime.cost.padded_rows import (
-    bytes_in_memory as bytes_in_memory,
-    choose_padded_rows as choose_padded_rows,
-)
+from ipujax.runtime.cost.padded_rows import bytes_in_memory as bytes_in_memory, choose_padded_rows as choose_padded_rows
 from ipujax.runtime.cost.transfer import (
     StreamCost as StreamCost,
     SyncCost as SyncCost,

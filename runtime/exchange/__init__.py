@@ -12,7 +12,6 @@ from ipujax.runtime.exchange.runs import (
 from ipujax.runtime.exchange.sample import ragged_rows as ragged_rows
 from ipujax.runtime.exchange.superstep import (
     Row as Row,
-    Superstep as Superstep,
     atom_bytes_of as atom_bytes_of,
     atom_cycles as atom_cycles,
     atom_name as atom_name,

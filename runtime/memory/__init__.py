@@ -4,7 +4,6 @@ from ipujax.runtime.memory.always_live import (
     EXCHANGE_CODE as EXCHANGE_CODE,
     FIXED as FIXED,
     code_of_exchanges as code_of_exchanges,
-    exchange_code_bytes as exchange_code_bytes,
     received_at_once as received_at_once,
 )
 from ipujax.runtime.memory.contents import TileContents as TileContents, VariableTiles as VariableTiles
@@ -18,7 +17,7 @@ from ipujax.runtime.memory.live_item import (
     ROLES as ROLES,
     LiveItem as LiveItem,
 )
-from ipujax.runtime.memory.memory_breakdown import BreakdownRow as BreakdownRow, MemoryBreakdown as MemoryBreakdown
+from ipujax.runtime.memory.memory_breakdown import BreakdownRow as BreakdownRow
 from ipujax.runtime.memory.out_of_memory import (
     Attempt as Attempt,
     attempt_lines as attempt_lines,

@@ -32,13 +32,7 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.files.figure_kinds import BytesByTile, Flags
 from ipujax.runtime.files.figure_records import FigureRecord, field_type, figure
 from ipujax.runtime.files.kinds import Map, Record, Text
-from ipujax.runtime.graph import (
-    Graph,
-    Program,
-    RemoteIn,
-    StreamIn,
-    leaves,
-)
+from ipujax.runtime.graph import Graph, Program, RemoteIn, StreamIn, leaves
 from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_bytes
 from ipujax.runtime.memory.arena import pack_program, unshared_bytes, wide_variables
 from ipujax.runtime.memory.chip import Arena

@@ -19,15 +19,7 @@ from ipujax.runtime.page.document import Section, sentence
 from ipujax.runtime.page.stage_section import task_picture
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.profile.text import duration, share, size
-from ipujax.runtime.views import (
-    Answer,
-    Verdict,
-    answers,
-    certainty,
-    pipeline_sentence,
-    tried_changes,
-    verdict,
-)
+from ipujax.runtime.views import Answer, Verdict, answers, certainty, pipeline_sentence, tried_changes, verdict
 
 _MOST_IPUS = 16  # of which each has a bar
 _NAMED_SHARE = 0.08  # of the width of a bar: a narrower part has no room for its name

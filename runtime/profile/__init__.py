@@ -6,11 +6,7 @@ from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ipujax.runtime.profile.attribution import Attribution as Attribution
-    from ipujax.runtime.profile.breakdown import (
-        NO_LAYER as NO_LAYER,
-        LayerCost as LayerCost,
-        Operation as Operation,
-    )
+    from ipujax.runtime.profile.breakdown import NO_LAYER as NO_LAYER, LayerCost as LayerCost, Operation as Operation
     from ipujax.runtime.profile.execution_trace import (
         TRACE_PHASES as TRACE_PHASES,
         ExecutionTrace as ExecutionTrace,

@@ -24,15 +24,7 @@ from ipujax.runtime.profile.program_costs import PassChange, pass_changes
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.graph_report import region_bytes
 from ipujax.runtime.sections.live_variables import liveness_tree
-from ipujax.runtime.uncertainty import (
-    COMPILED,
-    SPREADS,
-    Certainty,
-    Energy,
-    Interval,
-    certainty_of_run,
-    energy_of_run,
-)
+from ipujax.runtime.uncertainty import COMPILED, SPREADS, Certainty, Energy, Interval, certainty_of_run, energy_of_run
 
 T = TypeVar("T")
 Lines = Literal["user", "library"]

@@ -48,16 +48,7 @@ from ipujax.runtime.cost import (
     slowest_tiles_of_copy,
 )
 from ipujax.runtime.exchange import sync_cycles
-from ipujax.runtime.graph import (
-    Copy,
-    CrossReplicaCopy,
-    Decision,
-    Leaf,
-    Program,
-    RemoteIn,
-    RemoteOut,
-    distinct,
-)
+from ipujax.runtime.graph import Copy, CrossReplicaCopy, Decision, Leaf, Program, RemoteIn, RemoteOut, distinct
 from ipujax.runtime.target import Target, machines_of
 from ipujax.runtime.tensor import Variable
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep

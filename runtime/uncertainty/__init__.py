@@ -1,9 +1,6 @@
 """How sure the cycles of a run are: the interval that they are in, and the sources of the constants they rest on."""
 
-from ipujax.runtime.uncertainty.certainty_of_run import (
-    Certainty as Certainty,
-    certainty_of_run as certainty_of_run,
-)
+from ipujax.runtime.uncertainty.certainty_of_run import Certainty as Certainty, certainty_of_run as certainty_of_run
 from ipujax.runtime.uncertainty.interval_of_run import (
     Energy as Energy,
     Interval as Interval,
