@@ -66,9 +66,8 @@ from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline, Walk
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.cycle_counter import CycleCounter, readings
-from ipujax.runtime.timeline.spans import spans_of
 from ipujax.runtime.timeline.task_spans import task_spans
-from ipujax.runtime.timeline.timeline import timeline
+from ipujax.runtime.timeline.timeline import spans_of, timeline
 from ipujax.runtime.verify import verify
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 Input: an `Executable`, the spans of a run, and the live bytes of each step. Output: `ExecutionTrace`, of arrays and
 texts; `slices` cuts its spans into phases.
-Limits: those of `timeline.spans`. Bytes are those of all tiles; a step that several callers run has their maximum.
+Limits: those of `timeline.timeline`. Bytes are those of all tiles; a step that several callers run has their maximum.
 """
 
 from __future__ import annotations
