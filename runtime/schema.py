@@ -24,8 +24,8 @@ from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.profile import ExecutionTrace, Figures, slices
 from ipujax.runtime.profile.primary_figures import RUN
 from ipujax.runtime.sections.ids import Json
+from ipujax.runtime.sections.section_fields import TARGET
 from ipujax.runtime.target import Target
-from ipujax.runtime.target.target_fields import TARGET
 
 _TEXT_OR_NULL = Nullable(Text())
 _NO_RUN = Record(

@@ -52,10 +52,9 @@ from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.sections.live_variables import liveness_section
 from ipujax.runtime.sections.programs import active_cycles, numbering
 from ipujax.runtime.sections.saved_graph import saved_languages, saved_vertex_bytes, saved_vertices, with_lists
-from ipujax.runtime.sections.section_fields import EXECUTION, GRAPH, HOST, TILE_CYCLES
+from ipujax.runtime.sections.section_fields import EXECUTION, GRAPH, HOST, TARGET, TILE_CYCLES
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
-from ipujax.runtime.target.target_fields import TARGET
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Recording, Spans, TaskSpans, Timeline, TimelineStep
 

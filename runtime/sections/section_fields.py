@@ -1,14 +1,18 @@
-"""Fields of the sections of profiles, under Poplar's names.
+"""Fields of the sections of profiles, under Poplar's names, and of their target.
 
 Input: none. Output: the kinds of what `graph_report`, with runs in place of lists by tile, and `execution_report` make,
-for the schema of files.
+and of `Target.to_data`, for the schema of files. `Target` itself checks the range of each constant.
 """
 
 from __future__ import annotations
 
-from ipujax.runtime.files.figure_kinds import BYTES, LARGE, SIGNED, Nullable, Real, Runs, Tagged, Tree
+from dataclasses import fields
+from typing import get_args
+
+from ipujax.runtime.files.figure_kinds import BYTES, LARGE, SIGNED, Nullable, Real, Row, Runs, Tagged, Tree
 from ipujax.runtime.files.kinds import Anything, Flag, Integer, Kind, List, Map, Record, Text
 from ipujax.runtime.memory import FIXED, LIVE
+from ipujax.runtime.target import GlobalExchange, SyncPattern, Target
 
 MAX_DEPTH = 160  # of the tree of live variables; readers of JSON, and Python, go some 1,000 objects deep
 
@@ -147,4 +151,22 @@ GRAPH = Record(
         ),
         "streamingMemory": Record({"bytes": LARGE}),
     }
+)
+
+
+# --- the target ---
+
+_SMALLEST = 1e-30  # of constants of a machine that are above 0: quotients by them stay finite
+
+
+def _constant(kind: str, zero_ok: bool) -> Kind:
+    """Return the kind of a constant of `Target` by its annotation; `Target` checks the rest itself."""
+    kinds: dict[str, Kind] = {"int": Integer(0 if zero_ok else 1), "float": Real(0 if zero_ok else _SMALLEST)}
+    kinds |= {"GlobalExchange": Text(get_args(GlobalExchange)), "SyncPattern": Text(get_args(SyncPattern))}
+    return (kinds | {"str": Text(), "frozenset[str]": List(Text())})[kind]
+
+
+TARGET = Record(
+    {item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata}
+    | {"sources": Map(Row((Text(), Text(), Real(_SMALLEST, 1), Real(1))))}
 )

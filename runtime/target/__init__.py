@@ -20,7 +20,12 @@ from ipujax.runtime.target.presets import (
     IpuVersion as IpuVersion,
     preset as preset,
 )
-from ipujax.runtime.target.target import GlobalExchange as GlobalExchange, Target as Target, nearest as nearest
+from ipujax.runtime.target.target import (
+    GlobalExchange as GlobalExchange,
+    SyncPattern as SyncPattern,
+    Target as Target,
+    nearest as nearest,
+)
 from ipujax.runtime.target.target_changes import TargetChanges as TargetChanges
 from ipujax.runtime.target.tile_rates import (
     issue_round_cycles as issue_round_cycles,
