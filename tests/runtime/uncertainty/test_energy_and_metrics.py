@@ -17,7 +17,7 @@ from ipujax.runtime.options import FIGURES_OF_OPERATIONS
 from ipujax.runtime.profile import StepCost
 from ipujax.runtime.target import preset
 from ipujax.runtime.uncertainty import Interval
-from ipujax.runtime.uncertainty.interval_of_run import energy_of_run
+from ipujax.runtime.uncertainty.certainty import energy_of_run
 
 HALF = jax.ShapeDtypeStruct((64, 64), jnp.float16)
 
