@@ -27,10 +27,11 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tracebacks import show_user_frames, showing_user_frames
 
 if TYPE_CHECKING:
-    from ipujax.calls import Replication, UnusedSettings
+    from ipujax.calls import Replication
     from ipujax.checking import CheckReport
     from ipujax.compiled_programs import TracedCall
     from ipujax.functions.function_calls import FunctionCalls
+    from ipujax.functions.function_compiler import UnusedSettings
     from ipujax.functions.shared_calls import SharedCalls
     from ipujax.runtime.report import Profile
     from ipujax.sharding import ShardingSettings

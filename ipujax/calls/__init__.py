@@ -36,4 +36,3 @@ from ipujax.calls.shardings import (
     check_whole as check_whole,
 )
 from ipujax.calls.traced import CallArguments as CallArguments, Signature as Signature, Stage as Stage, Traced as Traced
-from ipujax.calls.unused_settings import UnusedSettings as UnusedSettings

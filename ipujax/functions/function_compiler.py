@@ -1,12 +1,14 @@
 """Compiler of one `ipu.jit` function: traces and lowered programs, each made once.
 
 Input: the function with its settings, and arguments of calls, of which shapes are enough. Output: `Traced`, `Lowered`,
-and the plain forms of the function, which JAX computes alone.
+and the plain forms of the function, which JAX computes alone; a line of the log, once for each device and each option,
+of IPUs and options that its programs do not use.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,7 +21,6 @@ from ipujax.calls import (
     CallArguments,
     Compilation,
     Replication,
-    UnusedSettings,
     check_jaxpr,
     check_live,
     check_live_arguments,
@@ -51,6 +52,51 @@ if TYPE_CHECKING:
 
 _LOG = Log("jit")
 _NO_LOADS = "keys, single elements and arrays that are not read stay on the chip"
+
+
+class UnusedSettings:
+    """Devices and options of which a function has warned, or need not warn.
+
+    Args:
+        name: name of the function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._settled_devices: set[Any] = set()
+        self._named_options: set[str] = set()
+        self._names_options = True
+
+    def may_idle(self, device: Any) -> None:
+        """Do not warn for a device whose other IPUs another function uses."""
+        self._settled_devices.add(device)
+
+    def ignore_options(self) -> None:
+        """Do not warn of options: a front end sets them for all of its functions."""
+        self._names_options = False
+
+    def check_ipus(self, device: Any, num_used: int, num_ipus: int) -> None:
+        """Warn, once for each device, if a smaller device is enough.
+
+        Args:
+            device: device of the function.
+            num_used: IPUs that the program uses.
+            num_ipus: IPUs of the device.
+        """
+        enough = 1 << (num_used - 1).bit_length()  # systems have powers of two
+        # A function is compiled for each shape, which would repeat the line.
+        if enough < num_ipus and device not in self._settled_devices:
+            self._settled_devices.add(device)
+            text = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
+            _LOG.warning(text, self._name, num_used, num_ipus, enough)
+
+    def check_options(self, lines: Sequence[str]) -> None:
+        """Warn of options without effect, each once: a line each, of `unused_options`."""
+        if self._names_options:
+            for line in lines:
+                if line not in self._named_options:
+                    self._named_options.add(line)
+                    _LOG.warning("%s: %s", self._name, line)
 
 
 class FunctionCompiler:
