@@ -1,11 +1,8 @@
 """Differences of arrays, and which of them rounding explains.
 
-Input: an array by the program, the same by plain JAX, and the size of rounding errors. Output: a `Difference`.
-
-Plain arithmetic explains rounding errors of a size for one equation, and random ones for many.
-
-Input: an equation, its operands and its results, arrays of one replica. Output: for each result the size of the
-rounding errors with which any order of its operations computes it from these operands:
+Input: an array by the program, the same by plain JAX, and the size of rounding errors; for that size an equation, its
+operands and its results, arrays of one replica. Output: a `Difference`. The size of the rounding errors of a result is
+that with which any order of the equation's operations computes it from these operands:
 
     sums of n products or terms    √n · ε · the same sum of magnitudes
     functions                      ε · the result, and its largest change when each operand changes by ε of itself

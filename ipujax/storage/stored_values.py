@@ -3,19 +3,16 @@
 Input: the key of a value, and a function that computes it. Output: the value. A program of which a part was compiled
 before, in this process or another, takes plans and costs of that part from there; two programs need not be equal.
 A stored value equals the computed one: its key is a digest of all that it depends on, and of the compiler's state.
-What is read is of the type of the value, and possible for its key; anything else is computed.
-Limits: values whose key has no digest, or whose type has no form as data, are computed. Files are written when the
-compilation ends or fails.
-
-A value is stored as data and bytes, by its type:
+What is read is of the type of the value, and possible for its key; anything else is computed. A value is stored as
+JSON-able data and the bytes of its arrays, by its type:
 
     type ::= None | bool | int | float | str | a literal | a dtype | an array | type "|" None | tuple of types
            | a dataclass, whose fields have the types of their annotations | a class of numbered values
 
-From JSON-able data, the bytes of the arrays, and the type comes an equal value. The data name no class and no function:
-what is built follows from the type alone.
-Limits: a value of another type has no such form. An array of one repeated number is one number in memory again, all are
-read-only.
+From these and the type comes an equal value. The data name no class and no function: what is built follows from the
+type alone. An array of one repeated number is one number in memory again, all are read-only.
+Limits: values whose key has no digest, or whose type has no such form, are computed. Files are written when the
+compilation ends or fails.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Digests of values and jaxprs, equal in every process.
+"""Digests of jaxprs and values, SHA-256, equal in every process.
 
-That of a jaxpr is equal for an equal program from equal lines. Input: a closed jaxpr. Output: a SHA-256 digest of its
-canonical form: variables by number, primitives with their implementation, parameters, types, bytes of constants, names
-and places of equations.
-Limits: a parameter without a digest, and a callback of Python, raise `NoDigestError`. Functions for derivatives are
-left out: a traced jaxpr has them applied.
-
-That of a value is equal for equal values and equal code, different for an edit anywhere inside. Input: a value. Output:
-a SHA-256 digest of a walk over the value and all that it refers to: each object once, later references by its number.
-No address is in it. Modules of the user's own are not read whole: only attributes whose names occur in the code and the
+Input: a closed jaxpr, or a value. That of a jaxpr is equal for an equal program from equal lines: it is of the
+canonical form, with variables by number, primitives with their implementation, parameters, types, bytes of constants,
+names and places of equations. That of a value is equal for equal values and equal code, different for an edit anywhere
+inside: it is of a walk over the value and all that it refers to, each object once, later references by its number. No
+address is in it. Modules of the user's own are not read whole: only attributes whose names occur in the code and the
 texts of the walk, or all of them where that code reads attributes by names that it makes.
-Limits: `NoDigestError` names a value that cannot be read, see `readings`.
+Limits: `NoDigestError` names a parameter, a callback of Python or a value that cannot be read, see `readings`.
+Functions for derivatives are left out: a traced jaxpr has them applied.
 """
 
 from __future__ import annotations

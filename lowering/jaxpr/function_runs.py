@@ -1,7 +1,8 @@
 """Runs of the Python functions that equations were traced in, with the iterations of their loops.
 
-Input: for each equation, in the order of tracing, the frames it was traced in. Output: for each frame the run of its
-function, and the numbers of the iterations of the loops around its place, inferred from the order of equations.
+Input: for each equation, in the order of tracing, the frames it was traced in, and the inputs that it reads. Output:
+for each frame the run of its function, and the numbers of the iterations of the loops around its place, inferred from
+the order of equations.
 
     for p in params:          dot_general   loss@12 > block@4     the first iteration of the loop around loss@12
         x = block(p, x)       tanh          loss@12 > block@9
@@ -13,8 +14,6 @@ function was called again, and the loop of its caller is in the next iteration. 
 there, the loop around that loop is meant, if there is one. In a loop with equations at a single position the position
 never decreases: there an iteration is a period of the sequence of primitives. Without any loop C code repeats the call,
 as `functools.reduce` and `map` do, which counts as a loop at one position.
-Limits: an iteration without equations is not seen. Repeated calls by a library, as by `jax.tree.map`, are in one
-iteration.
 
 Runs of inner loops that the order does not separate are inferred from the inputs that they read.
 
@@ -24,7 +23,8 @@ Runs of inner loops that the order does not separate are inferred from the input
 
 Where all equations of a function are in one loop, their order does not show where its next run begins: all iterations
 seem to be of one run. The names of the inputs do: each run reads another element, `ps[0]`, `ps[1]`.
-Limits: runs stay together if all read the same inputs, as weights sliced out of one array, or as many as iterations.
+Limits: an iteration without equations is not seen. Repeated calls by a library, as by `jax.tree.map`, are in one
+iteration. Runs stay together if all read the same inputs, as weights sliced out of one array, or as many as iterations.
 """
 
 from __future__ import annotations

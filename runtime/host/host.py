@@ -1,15 +1,13 @@
-"""The host's side of a running program: the values of streams, transfer by transfer.
+"""The host's side of a running program: the values of streams, transfer by transfer, and calls of its functions.
 
 A `Host` answers transfers one by one, in program order; without one, a program takes and returns one value of each
-stream a run. XLA must never see a host that raises: `GuardedHost` stores the exception and sets a flag in the program,
-whose later transfers then do nothing and whose loops with data-dependent trip counts end, so that the state comes back
-and the exception can be raised after the run.
+stream a run. A call of a function of the host is a `StreamOut` for each operand and a `StreamIn` for each result, one
+after the other in one sequence, on streams of kind `CallStream`: so it is costed, listed and verified as any host
+exchange. The function is called when the last operand has arrived.
 
-Functions of the host that a running program calls: streams carry the operands out and the results in.
-
-A call is a `StreamOut` for each operand and a `StreamIn` for each result, one after the other in one sequence, on
-streams of kind `CallStream`: so it is costed, listed and verified as any host exchange. The function is called when the
-last operand has arrived.
+XLA must never see a host that raises: a `Guard` stores the exception and sets a flag in the program, whose later
+transfers then do nothing and whose loops with data-dependent trip counts end, so that the state comes back and the
+exception can be raised after the run.
 
 Limits: `HostCalls` serves one run at a time.
 """

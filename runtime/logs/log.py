@@ -1,4 +1,4 @@
-"""Log lines of one module: to the environment's destination, and to handlers of the host program.
+"""Log lines of one module, to the environment's destination and handlers of the host program; the line of progress.
 
 Input: a module of `MODULES`, a level and a text. Output: a line in PopART's form, if the environment asks for it,
 
@@ -13,13 +13,12 @@ while it runs:
 
 and a record of the logger `ipujax.<module>` of the standard library, if that is enabled for the level. Where nobody has
 configured logging, that library prints warnings; not if the environment asks for levels.
+
+The line of progress is the present text of a function, on standard error, rewritten in place from two seconds on, four
+times a second, and cleared at the end; nothing where that is not a terminal. It is written with carriage returns and
+spaces alone, which every terminal understands.
 Source: PopART user guide, "Output format".
-
-Line of a terminal with the progress of work, rewritten in place and cleared at the end.
-
-Input: a function that returns the present text. Output: that text on standard error, from two seconds on, four times a
-second; nothing where that is not a terminal. It is written with carriage returns and spaces alone, which every
-terminal understands. Limits: text that others print begins behind the line; log lines of ipujax hide it first.
+Limits: text that others print begins behind the line of progress; log lines of ipujax hide it first.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""The program tree with the cycles of each node.
+"""The program of a profile as trees and counts of plain values: its cycles by node, and what each pass changed.
 
-Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: `ProgramNode`s: plain values. Nodes
-without time are left out; nested sequences are one.
+Input: an executable, its ids and the timeline of a run; for each pass the number of equations of each kind after it.
+Output: `ProgramNode`s, and a `PassChange` for each pass: the equations that it added and removed.
+Nodes without time are left out; nested sequences are one. Equations are of one kind if they agree in primitive, types
+and line: names of values make no difference, of which a removed equation changes all that follow. The changes between
+two passes are the sums of those from one to the other.
 Limits: a step that several calls run is in the tree at each, with cycles in proportion to the runs from it, as if data
-decided alike in all calls. In trees above `MAX_NODES`, the nodes of a function are at its first call only.
-
-What each pass of the compilation changed: the equations that it added and removed.
-
-Input: for each pass the number of equations of each kind after it. Output: a `PassChange` for each pass. Equations are
-of one kind if they agree in primitive, types and line: names of values make no difference, of which a removed equation
-changes all that follow. The changes between two passes are the sums of those from one to the other.
-Limits: equations that only moved are no change.
+decided alike in all calls. In trees above `MAX_NODES`, the nodes of a function are at its first call only. Equations
+that only moved are no change.
 """
 
 from __future__ import annotations

@@ -6,17 +6,13 @@ in that order, each only where it changes something; XLA fuses these, and on CPU
 order, down to a `dynamic_update_slice`. A list of elements, or a piece that no static slice fits, is a gather or
 scatter.
 
-Works on traced arrays, and on arrays of PRNG keys. Limit: gathered elements are numbered in 32 bits.
-
-Concatenations in one form: equal ones are joined once, whatever views are read of them.
-
 A view of a concatenation may be reshaped, so that each of its rows is in parts, or transposed, so that each part is.
-Its parts are joined here in rows, in the order in which their arrays have their dimensions, and the result is reshaped
-and transposed. XLA then finds that two views are of one array.
+Its affine parts are joined in rows, in the order in which their arrays have their dimensions, and the result is
+reshaped and transposed (`Joined`). XLA then finds that two views are of one array, and joins it once.
 
     node [d0, …, dn] = transpose(reshape(concatenate(parts, axis)))
 
-Input: a `Concat` of affine parts. Output: a `Joined`, or None where a part is of another kind.
+Works on traced arrays, and on arrays of PRNG keys. Limit: gathered elements are numbered in 32 bits.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Views of parts of variables, under NumPy's and JAX's names, with no data moved.
 
 Input: a view and arguments of a user, which are checked here. Output: another view: a shape, a dtype and a node of
-`ipujax.runtime.tensor.view`, which has the variable and flat index of each element.
+`ipujax.runtime.tensor.view`, which has the variable and flat index of each element. A key (integers, slices, `...` and
+None) becomes a `StridedSlice`: start, count and step of every dimension.
 Source: the operations of poplar::Tensor (Poplar API reference, class Tensor), with the shapes of `jax.lax`.
 Limits: indexing is NumPy's basic indexing; an index array is a gather, which is no view.
-
-NumPy's basic indexing as a strided slice: start, count and step of every dimension.
-
-Input: a shape and a key: integers, slices, `...` and None. Output: a `StridedSlice`.
-Limits: no index arrays, since those are gathers and no views.
 """
 
 from __future__ import annotations

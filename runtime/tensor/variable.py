@@ -1,10 +1,8 @@
-"""Variables: memory of one shape and dtype, spread over tiles by a tile mapping of the graph.
+"""Variables, memory of one shape and dtype spread over tiles by a tile mapping of the graph, and what is known of them.
 
-Data types of elements: NumPy's, and JAX's PRNG keys. Output: their size in bytes, and their names.
-
-Origins: source line, scope, layer and part of training that something in a graph comes from.
-
-Input: lines and name stacks that tracing has found. Output: `Origin`, and names as reports show them.
+Input: dtypes of NumPy, and of JAX's PRNG keys; lines and name stacks that tracing has found. Output: `Variable`; bytes
+and names of its elements; `Origin`, the source line, scope, layer and part of training that something in a graph comes
+from, and names as reports show them.
 """
 
 from __future__ import annotations

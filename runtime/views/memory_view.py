@@ -1,12 +1,9 @@
-"""Memory of all tiles for reports: chips as grids, roles, categories, and the contents of each tile.
+"""Memory for reports: of all tiles, and of each step of a program.
 
-Input: `Figures`. Output: `MemoryView`, arrays and texts.
-Limits: neighbours in a grid have neighbouring numbers, which need not be neighbours on the silicon.
-
-Live bytes and variables of each step of a program, for reports.
-
-Input: the liveness section of a profile. Output: `LivenessView`: bytes by step, and the largest variables at each.
-Limits: in long programs, of a group of neighbouring steps the one with most live bytes is shown.
+Input: `Figures`, and the liveness section of a profile. Output: `MemoryView`, arrays and texts: chips as grids, roles,
+categories, and the contents of each tile; `LivenessView`: live bytes by step, and the largest variables at each.
+Limits: neighbours in a grid have neighbouring numbers, which need not be neighbours on the silicon. In long programs,
+of a group of neighbouring steps the one with most live bytes is shown.
 """
 
 from __future__ import annotations
