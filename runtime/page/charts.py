@@ -75,9 +75,9 @@ def add_rectangles(figure: Any, source: Mapping[str, Any], name: str | None = No
     return figure.add_glyph(models.ColumnDataSource(dict(source)), models.Quad(**(edges | style)), name=name)
 
 
-def format_thousands(figure: Any, axes: str = "xy") -> None:
-    """Format the numbers of axes with thousands separators."""
-    for axis in [*(figure.xaxis if "x" in axes else ()), *(figure.yaxis if "y" in axes else ())]:
+def format_thousands(figure: Any) -> None:
+    """Format the numbers of the horizontal axis with thousands separators."""
+    for axis in figure.xaxis:
         axis.formatter = bokeh("models").NumeralTickFormatter(format="0,0")
 
 
@@ -88,10 +88,10 @@ def bytes_axis(figure: Any) -> None:
         axis.ticker = bokeh("models").AdaptiveTicker(base=1024, mantissas=_BINARY, desired_num_ticks=5)
 
 
-def zoom_by_wheel(figure: Any, first: float, last: float) -> None:
-    """Zoom the horizontal axis, from `first` to `last`, by the wheel about the pointer; a double click shows all."""
+def zoom_by_wheel(figure: Any, last: float) -> None:
+    """Zoom the horizontal axis, from 0 to `last`, by the wheel about the pointer; a double click shows all."""
     models = bokeh("models")
-    figure.x_range = models.Range1d(first, last, bounds=(first, last), min_interval=min(_MIN_RANGE, last - first))
+    figure.x_range = models.Range1d(0, last, bounds=(0, last), min_interval=min(_MIN_RANGE, last))
     figure.toolbar.active_scroll = _tool(figure, models.WheelZoomTool)
     figure.toolbar.active_scroll.maintain_focus = False  # at an end of the axis it goes on at the other
     figure.js_on_event("doubletap", models.CustomJS(code=f"window.ipujaxPage.showAll('{figure.name}')"))

@@ -263,7 +263,7 @@ def _liveness(view: LivenessView) -> Any:
     models = bokeh("models")
     steps = np.arange(len(view.live_bytes))
     figure = chart("liveness", "step of the program", "live bytes, all tiles", 280)
-    zoom_by_wheel(figure, 0, max(1, len(steps) - 1))
+    zoom_by_wheel(figure, max(1, len(steps) - 1))
     if len(steps):  # Bokeh 3.9 draws an area without points for ever
         figure.varea_step(
             steps, np.zeros(len(steps)), view.live_bytes, fill_color=ACCENT, fill_alpha=0.45, step_mode="center"
@@ -274,7 +274,7 @@ def _liveness(view: LivenessView) -> Any:
     cursor = models.Span(location=0, dimension="height", line_color=SECOND, line_width=2, name="cursor")
     figure.add_layout(cursor)
     figure.y_range.start = 0
-    format_thousands(figure, "x")
+    format_thousands(figure)
     bytes_axis(figure)
     figure.js_on_event("mousemove", models.CustomJS(code="window.ipujaxPage.stepAt(cb_obj.x)"))
     return figure

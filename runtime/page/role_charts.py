@@ -185,6 +185,6 @@ def _with_capacity(figure: Any, view: MemoryView, width: int) -> Any:
     figure.y_range.end = 1.12 * max(capacity, int(view.tile_bytes.max()))
     figure.x_range.start = 0
     figure.x_range.end = width + 0.5
-    format_thousands(figure, "x")
+    format_thousands(figure)
     bytes_axis(figure)
     return figure

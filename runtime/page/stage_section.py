@@ -187,8 +187,8 @@ def _tasks(view: TaskView, waits: WaitView) -> Any:
     figure.yaxis.ticker = list(range(len(ipus)))
     figure.yaxis.major_label_overrides = {n: f"IPU {ipu}" for n, ipu in enumerate(ipus.tolist())}
     figure.ygrid.visible = False
-    zoom_by_wheel(figure, 0, max(1, view.cycles))
-    format_thousands(figure, "x")
+    zoom_by_wheel(figure, max(1, view.cycles))
+    format_thousands(figure)
     return figure
 
 

@@ -189,8 +189,8 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
     figure.yaxis.ticker = list(range(view.num_ipus))
     figure.yaxis.major_label_overrides = {ipu: f"IPU {ipu}" for ipu in range(view.num_ipus)}
     figure.ygrid.visible = False
-    zoom_by_wheel(figure, 0, max(1, view.cycles))
-    format_thousands(figure, "x")
+    zoom_by_wheel(figure, max(1, view.cycles))
+    format_thousands(figure)
     # Labels depend on the range and on the width of the window.
     labels = models.CustomJS(code="window.ipujaxPage.labelSlices()")
     figure.x_range.js_on_change("start", labels)
