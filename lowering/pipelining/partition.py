@@ -305,6 +305,7 @@ class _Partitioner:
         def addends(atom: Atom) -> Sequence[Atom]:
             """The operands of an addition of gradients that nothing else reads; none of another value."""
             n = None if isinstance(atom, Literal) else self.defining_eqn.get(atom)
+            # A shared equation, of values that all micro-batches have in common, belongs to no stage.
             if n is None or self.is_shared[n] or self.body.eqns[n].primitive.name != "add_any":
                 return ()
             has_one_use = len(self.users.get(atom, ())) + num_results_of[atom] == 1  # type: ignore[arg-type, index]

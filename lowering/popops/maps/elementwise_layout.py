@@ -238,10 +238,17 @@ def _spread_by_vectors(size: int, width: int, num_tiles: int) -> Flat:
 def _even_layouts(
     graph: Graph, kernel: Kernel, shape: tuple[int, ...], reductions: Sequence[Reduction], *, must_fit: bool
 ) -> list[Layout]:
-    """Even layouts: linear, or with reductions in blocks; where all values are reduced, also without cuts along axes.
+    """Layouts that spread a kernel evenly over tiles: linear, or with reductions in blocks.
 
-    Of blocks those whose fullest tile can hold them. If none can: none with `must_fit`, where an operand has a layout
-    in which nothing is stored; else the first.
+    Where no value is stored, blocks that cut no reduced dimension are tried too: they leave no partial results.
+
+    Args:
+        graph: the graph.
+        kernel: the operations.
+        shape: index space of the kernel.
+        reductions: reductions of its values.
+        must_fit: whether to leave out blocks whose fullest tile exceeds the memory of one operation, as the layout of
+            an operand reduces all values without storing them. Else the first is returned where all exceed it.
     """
     first_value = [*kernel.results, *(reduction.value for reduction in reductions)][0]
     dtype = kernel.dtype_of(first_value)
