@@ -18,7 +18,7 @@ from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, ma
 from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import along, place_operand, row_blocks, spread, whole_axis
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
-from ipujax.lowering.popops.reductions.reduce import num_slots
+from ipujax.lowering.popops.reductions.reduce import even_reduction, num_slots
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction
 from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet
 from ipujax.runtime.cache import remembered
@@ -254,14 +254,14 @@ def _even_layouts(
     dtype = kernel.dtype_of(first_value)
     if not reductions:
         return [Layout(shape, linear_mapping(graph, prod(shape), dtype))]
-    orders = [tuple(range(len(shape)))]  # dimensions that a layout may cut
     width = element_bytes(dtype)
-    tiles = graph.target.tiles_per_ipu
+    mappings = [spread(shape, tuple(range(len(shape))), width, graph.target.tiles_per_ipu)]
     # Only if no value is stored: readers would inherit a layout that suits nothing but this reduction.
-    if not kernel.results:
-        reduced = {axis for reduction in reductions for axis in reduction.axes}
-        orders.append(tuple(d for d in range(len(shape)) if d not in reduced))
-    layouts = [Layout(shape, spread(shape, order, width, tiles)) for order in orders]
+    if not kernel.results and prod(shape):
+        first = reductions[0]
+        axes = tuple(sorted(first.axes))
+        mappings.append(even_reduction(graph, shape, axes, kernel.dtype_of(first.value), first.monoid))
+    layouts = [Layout(shape, mapping) for mapping in mappings]
     fitting = [
         x for x in layouts if _evenness(x.mapping, graph.target.num_tiles).worst * width <= graph.target.operation_bytes
     ]
