@@ -257,7 +257,7 @@ def _even_layouts(
     width = element_bytes(dtype)
     mappings = [spread(shape, tuple(range(len(shape))), width, graph.target.tiles_per_ipu)]
     # Only if no value is stored: readers would inherit a layout that suits nothing but this reduction.
-    if not kernel.results and prod(shape):
+    if not kernel.results and 0 not in shape:
         first = reductions[0]
         axes = tuple(sorted(first.axes))
         mappings.append(even_reduction(graph, shape, axes, kernel.dtype_of(first.value), first.monoid))
