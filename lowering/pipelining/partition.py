@@ -196,9 +196,9 @@ class _Partitioner:
         return holders
 
     def _forward_stage(self, n: int) -> int | None:
-        """The latest stage that equation `n` is named after, or one that it depends on and that is no shared one.
+        """The latest of the stages that name equation `n` and the equations that it depends on; None without any.
 
-        None if none of them is.
+        Equations that all micro-batches share are passed by: they are computed before the pipeline, in no stage.
         """
         visited: set[int] = set()
         pending = [n]
