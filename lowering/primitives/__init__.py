@@ -15,11 +15,10 @@ if TYPE_CHECKING:
         shapes as shapes,
     )
     from ipujax.lowering.primitives.record_table import (
-        LOOK_UPS as LOOK_UPS,
         RECORDS as RECORDS,
         is_matrix_product as is_matrix_product,
         record_of as record_of,
     )
-    from ipujax.lowering.primitives.shape_records import INDEX as INDEX
+    from ipujax.lowering.primitives.shape_records import INDEX as INDEX, LOOK_UPS as LOOK_UPS
 else:
     __getattr__ = lazy_names(__name__)

@@ -57,10 +57,6 @@ _RECORDS_OF_EQUATIONS: dict[str, Callable[[JaxprEqn], PrimitiveRecord]] = {
 }
 
 
-# Primitives that read a part of their first operand at indices that are data.
-LOOK_UPS = frozenset(("dynamic_slice", "gather"))
-
-
 def is_matrix_product(eqn: JaxprEqn) -> bool:
     """Return whether an equation is a product of matrices, batched or not: no convolution."""
     return eqn.primitive.name == "dot_general"
