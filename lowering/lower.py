@@ -153,10 +153,10 @@ def lower(
         jaxpr: inlined jaxpr, see `passes`; of one `replicated` equation if there are several replicas.
         target: the machine, of all replicas together.
         inputs: names and memories of the inputs of the jaxpr.
-        choice: parameters of the plan; when None, the least cost per byte of memory, in cycles, of those that are tried
-            until a program fits, and all memory of a tile. Its recomputation is
-            that of gradients of pipelines; other gradients have it already. Its cuts are stage boundaries where the
-            search for stages starts.
+        choice: what a caller tries one after the other until a program fits: the cost of a byte of memory in cycles,
+            the memory of a tile that planners count on, the recomputation of pipelines (of other gradients passes have
+            decided on it), and the stage boundaries from which the search for stages starts. When None, the least of
+            the costs that are tried, and all memory of a tile.
         options: options of the user, `Options()` when None; the cost of a byte is that of the choice.
         line: line of equations that have no line of the user, `file:line (function)`.
         probes: adds probes of all values to the program; None for a program without.
@@ -178,7 +178,7 @@ def lower(
     make_lowering = partial(Lowering, options=options, probes=probes)
     plan = _Plan(function, inputs.of_function(function), planning_target, choice, options.io_tiles, line, make_lowering)
     program = _in_stages(plan) if has_stages(function.jaxpr.jaxpr) else _Program(plan, uncut(function.jaxpr)).lowered()
-    # No planner has seen how much memory the machine has: only whether the program fits depends on it.
+    # Planners have seen the memory of the choice alone: that of the machine decides only whether the program fits.
     program.graph.target = replica_target
     return program
 

@@ -101,7 +101,9 @@ def _check_text(text: str) -> None:
     steps = np.zeros(256, np.int8)
     steps[list(b"([{<")] = 1
     steps[list(b")]}>")] = -1
-    if np.cumsum(steps[characters], dtype=np.int32).max(initial=0) > _MAX_DEPTH:
+    depths = np.cumsum(steps[characters], dtype=np.int32)
+    # Above the lowest depth so far: `>=` of a comparison closes nothing.
+    if (depths - np.minimum.accumulate(np.minimum(depths, 0))).max(initial=0) > _MAX_DEPTH:
         raise ModuleError(f"it has more than {_MAX_DEPTH} brackets inside each other")
 
 

@@ -34,6 +34,8 @@ class Row:
         bar: largest error that is allowed; None where a bar is set for many rows together, see `Bar`.
         unit: unit of both figures.
         interval: 90 % interval of the simulated figure, over it; None where it is not of a run.
+        is_of_measured_program: whether the simulated program is the measured one, as far as that is published. Another
+            one has another mapping of operands, or a plan for more memory where one fits.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Row:
     bar: float | None = None
     unit: str = "cycles"
     interval: Ends | None = None
+    is_of_measured_program: bool = True
 
     @property
     def error(self) -> float:
@@ -153,6 +156,8 @@ def _interval(row: Row) -> str:
     if row.ends is None:
         return ""
     text = " to ".join(_figure(end, "cycles") for end in row.ends)
+    if not row.is_of_measured_program:
+        return f"({text})"
     return text if row.is_inside else f"{text}, **outside**"
 
 

@@ -43,7 +43,18 @@ def rows(path: str = "bow_dense_gemm.csv", mapping: str = "created") -> list[tup
         m, k, n = (int(point[name]) for name in "mkn")
         name = f"{point['dtype']} {m} × {k} × {n}, {mapping}"
         simulated, interval = cycles(point["dtype"], m, k, n, mapping)
-        results.append((n, Row(name, float(point["cycles_at_1.85GHz"]), simulated, interval=interval)))
+        results.append(
+            (
+                n,
+                Row(
+                    name,
+                    float(point["cycles_at_1.85GHz"]),
+                    simulated,
+                    interval=interval,
+                    is_of_measured_program=mapping == "created",
+                ),
+            )
+        )
     return results
 
 

@@ -68,6 +68,7 @@ class Network:
                 bars[byte_cost],
                 unit,
                 step(self, self.micro_batches[0], byte_cost)[2],
+                is_of_measured_program=byte_cost == next(iter(modes)),
             )
             for byte_cost, how in modes.items()
         ]

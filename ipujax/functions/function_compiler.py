@@ -112,8 +112,10 @@ class FunctionCompiler:
 
     def __init__(self, user: UserFunction) -> None:
         self.user = user
-        # A lambda: `jitted` renames it, and must not rename the user's function.
-        self.one_replica = user.jitted(lambda *args, **kwargs: inside_function(user.fun)(*args, **kwargs))
+        # A function of its own: `jitted` renames it, and must not rename the user's.
+        self.one_replica = user.jitted(
+            lambda *args, **kwargs: user.shardings.stored(user.name, inside_function(user.fun)(*args, **kwargs))
+        )
         self.plain = self.one_replica if user.replication is None else self._all_replicas(user.replication)
         self.unused_settings = UnusedSettings(user.name)
         self.has_lowered = False
@@ -126,7 +128,8 @@ class FunctionCompiler:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             do = evaluate if self.spread is None else self.spread.evaluate
-            return replication.apply(do, inside_function(user.fun), args, kwargs, user.places(args), user.name)
+            results = replication.apply(do, inside_function(user.fun), args, kwargs, user.places(args), user.name)
+            return user.shardings.stored(user.name, results)
 
         return user.jitted(run)
 

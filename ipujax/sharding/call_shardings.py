@@ -14,7 +14,7 @@ from inspect import signature
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, line_of
 from ipujax.runtime.names_at_import import jax_jit
@@ -73,7 +73,7 @@ def _asks(sharding: Any) -> bool:
 
 def _stores(sharding: Any) -> bool:
     """Return whether a sharding asks for the host's memory, of one device."""
-    return isinstance(sharding, NamedSharding) and sharding.memory_kind == "pinned_host" and not _asks(sharding)
+    return isinstance(sharding, Sharding) and sharding.memory_kind == "pinned_host" and sharding.num_devices == 1
 
 
 @dataclass(frozen=True, slots=True)

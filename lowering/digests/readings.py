@@ -354,19 +354,19 @@ def _attributes_and_slots(value: Any, name: str) -> list[Any]:
         NoDigestError: it has a content that Python does not show.
     """
     kind = type(value)
+    registered = copyreg.dispatch_table.get(kind)
     try:
-        reduce = copyreg.dispatch_table.get(kind)
-        if reduce is not None:
-            return [reduce(value)]
-        reduced = value.__reduce_ex__(4)  # refuses an object with a content that Python does not show
+        # Refuses an object with a content that Python does not show.
+        reduced = registered(value) if registered is not None else value.__reduce_ex__(4)
         state = object.__getstate__(value)  # all attributes, where the class may leave some out
-    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # whatever a user's `__reduce__` raises
         raise NoDigestError(f"a value of type {name} cannot be read: {error}") from error
     if isinstance(reduced, str):
         return [reduced, state]
     is_own = any("__reduce__" in vars(base) or "__reduce_ex__" in vars(base) for base in kind.__mro__[:-1])
-    parts = [list(part) if n >= 3 and part is not None else part for n, part in enumerate(reduced)]
-    return [state, *parts] if is_own else [state]
+    # The fourth and fifth part are iterators, over items of a list and of a dict.
+    parts = [list(part) if n in (3, 4) and part is not None else part for n, part in enumerate(reduced)]
+    return [state, *parts] if is_own or registered is not None else [state]
 
 
 _READERS: dict[type, Callable[[Any], Reading]] = {

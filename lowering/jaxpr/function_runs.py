@@ -174,8 +174,9 @@ class Restart(NamedTuple):
 def run_states_of_equations(items: Sequence[Traced]) -> list[RunStates]:
     """Return for each equation the runs of Python functions that it was traced in, with the iterations of their loops.
 
-    They are inferred from the order of equations. Iterations that the order does not tell (restarts) follow from the
-    states so far, which change with them: both are computed again until no restart is new.
+    They are inferred from the order of equations. An equation at which a loop begins an iteration that this order does
+    not show is a restart. Restarts are found by the states, and change them: both are computed again until no restart
+    is new.
     """
     restarts = dict[int, Restart]()
     while True:

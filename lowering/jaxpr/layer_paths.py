@@ -320,9 +320,8 @@ class _WithBlocks:
     """
 
     def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
-        # By runs of the calls around an equation, for each call within `with` blocks its code and the keys of these
-        # blocks, see `_blocks_of`: run of the function, iterations of its loops, offsets of the blocks from the
-        # outermost on.
+        # By the calls around an equation: for each call that is within `with` blocks, its code and the keys of these
+        # blocks, see `_blocks_of`. Calls of equal states have equal codes, as a run of a function is part of a state.
         self._blocks: dict[RunStates, list[tuple[CodeType, list[tuple[Hashable, ...]]]]] = {}
         # By block the scopes that all equations inside of it have in common: those around it, and the one it opens.
         self._prefixes: dict[tuple[Hashable, ...], Scopes] = {}
@@ -335,7 +334,8 @@ class _WithBlocks:
             for _, blocks in self._blocks[states]:
                 for block in blocks:
                     _narrow_prefix(self._prefixes, block, scopes)
-        # Blocks of equal surroundings and prefix, in the order of tracing: only a number tells them apart.
+        # Blocks that only a number tells apart, in the order of tracing: they differ in the offset in the code, which
+        # is the last part of a key.
         self._numbers: dict[tuple[Hashable, Scopes], list[Hashable]] = defaultdict(list)
         for block, prefix in self._prefixes.items():
             self._numbers[block[:-1], prefix].append(block)

@@ -77,6 +77,17 @@ def choose(
     return _on_next_tiles(graph, grid) if chosen is grid else chosen
 
 
+def even_placement(
+    graph: Graph, shape: tuple[int, ...], order: tuple[int, ...], work: Work, cost_after: CostAfter | None
+) -> Blocked:
+    """Cuts an index space evenly at the lowest estimated cost, as `choose` does where no operand is mapped.
+
+    Arguments are those of `choose`; `shape` has at least one element.
+    """
+    number, _ = _best_grid(shape, order, work, graph.target, graph.byte_cost_cycles, cost_after)
+    return even_grids(shape, order, graph.target.tiles_per_ipu).placement(number)
+
+
 def _fields_unmoved_by(
     graph: Graph, shape: tuple[int, ...], order: tuple[int, ...], work: Work, operands: Sequence[Tensor]
 ) -> dict[Blocked, list[int]]:

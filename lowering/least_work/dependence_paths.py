@@ -318,14 +318,19 @@ def _alternatives(inside: Sequence[Body], operands: Sequence[_Value], weights: W
 
 
 def _scan(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evaluated:
-    """Return when the results of a loop are ready: carries after its last iteration, stacks with their earliest row."""
+    """Return when the results of a loop are ready: carries after its last iteration, stacks with their earliest row.
+
+    The body is evaluated as its first iteration, as a later one, and as the last. None stands for a value that is ready
+    at once, so that paths are lower bounds.
+    """
     body = scan_body(eqn.params)
     length = eqn.params["length"]
     operands_of_carries = list(operands[body.operands.carries])
     inputs = body.of_operands(list(operands))
     if not length:  # carries as they are, and stacks without rows
         return _Evaluated([*operands_of_carries, *[None] * len(eqn.outvars[len(operands_of_carries) :])], Path())
-    first = _evaluate(body.jaxpr, _separate(inputs), weights)  # no vertex of an iteration is one from before it
+    # Separate operands: no vertex of an iteration computes operations from before it, too.
+    first = _evaluate(body.jaxpr, _separate(inputs), weights)
     rows = first.results[body.results.stacks]
     if length == 1:
         return _Evaluated([*first.results[body.results.carries], *rows], first.longest)

@@ -191,12 +191,12 @@ def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_Batc
 def _with_stores_by_io_tiles(
     stores: Sequence[JaxprEqn], io_tiles: IoTiles, unfinished: list[JaxprEqn]
 ) -> list[JaxprEqn]:
-    """Equations of stores: some direct ones, and some from buffers on I/O tiles, to which values are handed before.
+    """Equations of stores: direct ones, and those by I/O tiles, whose buffers the values are handed to before.
 
-    As many values as the I/O tiles have room for are handed over and stored together, at least one.
+    Values are handed over and stored together while the I/O tiles have room, at least one at a time.
 
     Args:
-        stores: stores of one batch.
+        stores: stores of one batch; the last operand of each is its value, of the type of its result.
         io_tiles: tiles that move them.
         unfinished: waits for earlier stores of the IPU, whose memory is live until then; updated: waits that must end
             for want of room are returned, those for the stores are added.

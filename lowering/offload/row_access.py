@@ -28,9 +28,9 @@ from jax import lax
 from ipujax.lowering.jax_compat import JaxprEqn, Literal, shape_of
 from ipujax.lowering.jaxpr import spliced
 from ipujax.lowering.offload.primitives import remote_rows_p, remote_update_p
+from ipujax.lowering.primitives import LOOK_UPS
 
 _DROPS = lax.GatherScatterMode.FILL_OR_DROP
-_LOOK_UPS = frozenset(("gather", "dynamic_slice"))
 _SUMS = frozenset(("scatter-add", "scatter-sub"))
 
 
@@ -50,7 +50,7 @@ def accesses_rows(eqn: JaxprEqn) -> bool:
 
 def writes_rows(eqn: JaxprEqn) -> bool:
     """True if an equation writes rows of its first operand."""
-    return eqn.primitive.name not in _LOOK_UPS and accesses_rows(eqn)
+    return eqn.primitive.name not in LOOK_UPS and accesses_rows(eqn)
 
 
 def is_slice_of_rows(eqn: JaxprEqn) -> bool:

@@ -67,8 +67,9 @@ def grouped_inputs(jaxpr: Jaxpr) -> list[bool]:
 def _add_equations(jaxpr: Jaxpr, classes: _Classes) -> None:
     """Adds the equations of a jaxpr, and of those inside, to classes of values whose columns are stored alike.
 
-    Operands and results of products are marked: products read and write columns in groups of channels. The values that
-    other equations read and compute are joined where these keep columns, so that groups can pass through.
+    Columns are the last dimension. A product reads and writes them in groups of channels, and its operands and results
+    are marked. Operands and results of other equations that keep columns are joined, so that a value between two
+    products is not rearranged. Literals are in no class.
     """
     for eqn in jaxpr.eqns:
         if record_of(eqn).cost == "product":

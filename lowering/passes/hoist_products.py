@@ -54,7 +54,7 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.passes.stacked_rows import with_stacked_rows
 from ipujax.lowering.passes.sunk_products import WIDE_BYTES, sunk
-from ipujax.lowering.primitives import record_of
+from ipujax.lowering.primitives import is_matrix_product, record_of
 from ipujax.lowering.source_info import name_stack, with_caller
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.target import PRESETS
@@ -181,7 +181,7 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
 
 def _with_split_product(eqn: JaxprEqn, movable: _Movable, most_bytes: float) -> list[JaxprEqn]:
     """A product of [x, h] with a constant as the sum of those of x and of h, where one may move; else itself."""
-    lhs = eqn.invars[0] if eqn.primitive.name == "dot_general" else None
+    lhs = eqn.invars[0] if is_matrix_product(eqn) else None
     joining = movable.concatenations.get(lhs) if isinstance(lhs, Var) else None
     if joining is None or not (may_move(eqn) and is_cheap_to_keep(eqn, most_bytes)):
         return [eqn]

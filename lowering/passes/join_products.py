@@ -22,14 +22,13 @@ from ipujax.lowering.jaxpr import (
     HOLDERS,
     Rewrite,
     everywhere,
-    primitive_names,
     spliced,
     variables_read,
     with_equations,
     with_inner,
 )
 from ipujax.lowering.passes.hoist_products import NUM_TILES, VIEWS, is_cheap_to_keep, may_move, most_kept_bytes
-from ipujax.lowering.primitives import record_of
+from ipujax.lowering.primitives import is_matrix_product, record_of
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 
 
@@ -48,7 +47,7 @@ def join_products(
         num_tiles: tiles over which results are spread.
         keeps_products: whether all products stay as they are: where memory is short.
     """
-    if keeps_products or "dot_general" not in primitive_names(jaxpr.jaxpr):
+    if keeps_products:
         return jaxpr
     most_bytes = most_kept_bytes(byte_cost, num_tiles)
 
@@ -71,7 +70,7 @@ def _with_shared_products(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[J
     makers = {var: eqn for eqn in eqns for var in eqn.outvars}
     groups: dict[Hashable, list[JaxprEqn]] = defaultdict(list)
     for eqn in eqns:
-        if eqn.primitive.name == "dot_general" and may_move(eqn) and is_cheap_to_keep(eqn, most_bytes):
+        if is_matrix_product(eqn) and may_move(eqn) and is_cheap_to_keep(eqn, most_bytes):
             lhs, rhs = eqn.invars
             views = _views(lhs, makers) if isinstance(lhs, Var) and isinstance(rhs, Var) else []
             if views:

@@ -82,7 +82,7 @@ def _merged(jaxpr: Jaxpr, replicas: int, rewrite: Rewrite) -> Jaxpr:
     first all that need no sum, then the sums that are ready, and so on. `rewrite` is for nested jaxprs.
     """
     eqns = [with_inner(eqn, rewrite) for eqn in jaxpr.eqns]
-    if not any(map(_is_sum, eqns)):
+    if not any(map(_is_reduction, eqns)):
         return jaxpr.replace(eqns=eqns)
     literals: dict[Var, Atom] = {}
     # The sum of a literal over n replicas is a literal.
@@ -95,20 +95,23 @@ def _merged(jaxpr: Jaxpr, replicas: int, rewrite: Rewrite) -> Jaxpr:
     return jaxpr.replace(eqns=merged, outvars=[substituted(atom, literals) for atom in jaxpr.outvars])
 
 
-def _is_sum(eqn: JaxprEqn) -> bool:
+def _is_reduction(eqn: JaxprEqn) -> bool:
     """True if an equation is a sum, maximum or minimum over replicas only."""
     return eqn.primitive.name in MONOIDS and all(isinstance(axis, str) for axis in eqn.params["axes"])
 
 
 def _fold_to_literal(eqn: JaxprEqn, replicas: int, literals: dict[Var, Atom]) -> bool:
-    """Computes a sum of a literal over replicas at compile time; returns whether the equation was one that it could.
+    """Computes a reduction of a literal over replicas at compile time.
 
     Args:
         eqn: any equation.
         replicas: number of replicas.
         literals: gets the literal that replaces the result.
+
+    Returns:
+        Whether the equation was a reduction of a literal, and is needed no more.
     """
-    if not _is_sum(eqn):
+    if not _is_reduction(eqn):
         return False
     (literal,) = eqn.invars
     (out,) = eqn.outvars
@@ -142,7 +145,7 @@ def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[li
         if is_blocked or (effects_wait and eqn.effects):
             blocked.append(eqn)
             effects_wait |= bool(eqn.effects)
-        elif _is_sum(eqn):
+        elif _is_reduction(eqn):
             sums.append(eqn)
         else:
             ready.append(eqn)

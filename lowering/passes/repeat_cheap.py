@@ -50,15 +50,7 @@ def compared_twice(eqns: Sequence[JaxprEqn], source: Callable[[Var], Var]) -> se
 
 
 class Repeated:
-    """Set of the values that are computed again.
-
-    Args:
-        eqns: equations of a body.
-        definition: number of the equation that defines a value.
-        stored: values that are not computed again.
-        source: value in place of which a view of it counts; a value itself if it is none.
-        is_worth_it: compares a value with its stored sources.
-    """
+    """Set of the values of a body that their readers compute again."""
 
     def __init__(
         self,
@@ -68,13 +60,21 @@ class Repeated:
         source: Callable[[Var], Var],
         is_worth_it: IsWorthIt,
     ) -> None:
-        """Arguments are those of the class. A value is decided on when it is asked for, once, by `_find_sources`."""
+        """Decides nothing yet: whether a value is computed again is found when it is asked for, and then kept.
+
+        Args:
+            eqns: equations of a body.
+            definition: number of the equation that defines a value.
+            stored: values that are not computed again.
+            source: value in place of which a view of it counts; a value itself if it is none.
+            is_worth_it: compares a value with its stored sources.
+        """
         self._eqns = eqns
         self._definition = definition
         self._stored = stored
         self._source = source
         self._is_worth_it = is_worth_it
-        self._found: dict[Var, _Sources | None] = {}
+        self._found: dict[Var, _Sources | None] = {}  # None for a value that is stored
 
     def __contains__(self, var: Var) -> bool:
         return self._sources_of(var) is not None

@@ -23,10 +23,10 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, is_on_host, shape_of, trace
 from ipujax.lowering.jaxpr import Body, scan_body, spliced, variables, variables_read, with_scan_body
+from ipujax.lowering.primitives import LOOK_UPS, record_of
 
 _SUMS: Mapping[str, Callable[[int, int], int]] = {"add": add, "sub": sub}
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {"lt": lt, "le": le, "gt": gt, "ge": ge}
-_SAME_NUMBER = frozenset(("convert_element_type", "copy", "broadcast_in_dim", "reshape", "squeeze"))
 
 
 class _Progression(NamedTuple):
@@ -63,7 +63,7 @@ def with_stacked_rows(scan: JaxprEqn) -> list[JaxprEqn]:
     progressions = _progressions(inside, scan)
     rows: dict[int, _Row] = {}
     for number, eqn in enumerate(body.eqns):
-        row = _row_read(eqn, progressions, constants) if eqn.primitive.name in ("dynamic_slice", "gather") else None
+        row = _row_read(eqn, progressions, constants) if eqn.primitive.name in LOOK_UPS else None
         if row is not None and row.place.step and _is_inside(row, length):
             rows[number] = row
     if not rows or length < 2:
@@ -113,18 +113,19 @@ def _progressions(inside: Body, scan: JaxprEqn) -> dict[Var, _Progression]:
             progressions[var] = _Progression(first, step)
     for eqn in body.eqns:
         operands = [_of_atom(progressions, atom) for atom in eqn.invars]
-        value = _computed(eqn.primitive.name, operands, last) if len(eqn.outvars) == 1 else None
+        value = _computed(eqn, operands, last) if len(eqn.outvars) == 1 else None
         if value is not None and _holds(eqn.outvars[0], value, last):
             progressions[eqn.outvars[0]] = value
     return progressions
 
 
-def _computed(name: str, operands: Sequence[_Progression | None], last: int) -> _Progression | None:
-    """Result of a primitive on progressions; None if it is none. `last` is the number of the last iteration."""
+def _computed(eqn: JaxprEqn, operands: Sequence[_Progression | None], last: int) -> _Progression | None:
+    """Result of an equation on progressions; None if it is none. `last` is the number of the last iteration."""
+    name = eqn.primitive.name
     first, *later = operands if operands else [None]
     if first is None:
         return None
-    if name in _SAME_NUMBER:
+    if name == "convert_element_type" or record_of(eqn).cost == "view":  # `_holds` refuses a type without its numbers
         return first
     if name == "select_n":
         return later[first.first] if first.step == 0 else None

@@ -29,7 +29,7 @@ from ipujax.lowering.jaxpr import (
     variables,
     variables_read,
 )
-from ipujax.lowering.primitives import record_of
+from ipujax.lowering.primitives import is_matrix_product, record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.tensor import REMATERIALISED, element_bytes
 
@@ -57,7 +57,7 @@ class _Sum:
 
     @property
     def is_product(self) -> bool:
-        return self.eqns[0].primitive.name == "dot_general"
+        return is_matrix_product(self.eqns[0])
 
 
 def sunk(scan: JaxprEqn, most_bytes: float, zeros: Collection[Atom]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
@@ -143,7 +143,7 @@ def _added(
             return None
         eqns.insert(0, eqn)
         is_sum = eqn.primitive.name == "reduce_sum" and elements_of(eqn.invars[0]) > elements_of(added)
-        if eqn.primitive.name == "dot_general" or is_sum:
+        if is_matrix_product(eqn) or is_sum:
             return tuple(eqns)
         if record_of(eqn).cost != "view" and eqn.primitive.name != "reduce_sum":
             return None

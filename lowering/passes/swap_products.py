@@ -14,7 +14,7 @@ from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.jaxpr import Rewrite, everywhere, variables, variables_read, with_inner
-from ipujax.lowering.primitives import record_of
+from ipujax.lowering.primitives import is_matrix_product, record_of
 
 
 def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -39,7 +39,7 @@ def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     eqns: list[JaxprEqn] = []
     replaced: set[Var] = set()
     for eqn in body.eqns:
-        reader = transposed.get(eqn.outvars[0]) if eqn.primitive.name == "dot_general" else None
+        reader = transposed.get(eqn.outvars[0]) if is_matrix_product(eqn) else None
         if reader is not None and tuple(reader.params["permutation"]) == _exchange_of_free_dims(eqn):
             eqns.append(_with_swapped_operands(eqn, reader))
             # The swapped product defines the transpose's result, so the transpose is dropped.

@@ -196,9 +196,9 @@ class _Partitioner:
         return holders
 
     def _forward_stage(self, n: int) -> int | None:
-        """The latest stage that equation `n` is named after, or one that it depends on and that is no shared one.
+        """The latest of the stages that name equation `n` and the equations that it depends on; None without any.
 
-        None if none of them is.
+        Equations that all micro-batches share are passed by: they are computed before the pipeline, in no stage.
         """
         visited: set[int] = set()
         pending = [n]
@@ -305,6 +305,7 @@ class _Partitioner:
         def addends(atom: Atom) -> Sequence[Atom]:
             """The operands of an addition of gradients that nothing else reads; none of another value."""
             n = None if isinstance(atom, Literal) else self.defining_eqn.get(atom)
+            # A shared equation, of values that all micro-batches have in common, belongs to no stage.
             if n is None or self.is_shared[n] or self.body.eqns[n].primitive.name != "add_any":
                 return ()
             has_one_use = len(self.users.get(atom, ())) + num_results_of[atom] == 1  # type: ignore[arg-type, index]

@@ -238,8 +238,8 @@ class _Results:
     def add_term(self, term: Term, value: Tensor, builder: PartBuilder) -> None:
         """Adds to the program of a part the reduction of a term over micro-batches, into its accumulator.
 
-        Nothing is added for results that `result` takes from elsewhere: the last value of a state, from the state, and
-        one of dtype float0, which has no values.
+        A term is what one stage adds to a result. Nothing is added for the last value of a state, which the method
+        `result` takes from the state, and for a result of dtype float0, which has no values.
         """
         spec = self.pipeline.staged.spec
         kind = spec.kind_of(term.number)

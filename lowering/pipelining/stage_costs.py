@@ -219,7 +219,10 @@ def _lower_equations(
 def _stash_programs(
     residuals: Sequence[tuple[Var, int]], env: Mapping[Var, Tensor], graph: Graph, initial: ProgramSequence
 ) -> list[_Costed]:
-    """Programs that push each residual to a ring and read it from there; one of each for equal values."""
+    """Programs that push each residual to a ring and read it from there, for the costs of stages.
+
+    Residuals of one value have the same programs, listed for the segment of each: any of them may store the value.
+    """
     counter = new_counter(Builder(graph, initial, "stash"), 0)
     programs: list[_Costed] = []
     of_value: dict[Tensor, tuple[ProgramSequence, ProgramSequence]] = {}
@@ -229,7 +232,7 @@ def _stash_programs(
             pushing, reading = of_value[value] = ProgramSequence(), ProgramSequence()
             stack = new_stack(Builder(graph, initial, "stash"), value, 2)  # of any depth: the schedule is not known yet
             push(Builder(graph, pushing, "stash"), stack, value, counter)
-            slot_of(Builder(graph, reading, "stash"), stack, counter)
+            slot_of(Builder(graph, reading, "stash"), stack, counter)  # its copy of the slot is what reading costs
         pushing, reading = of_value[value]
         programs += [_Costed(_PUSH, segment, pushing), _Costed(_POP, segment, reading)]
     return programs

@@ -378,7 +378,8 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
     spec = plan.spec
     grid = plan.grid()
     rank = len(spec.in_field)
-    # Axes of the grid, numbered as the members of `Dims`: batch, groups, channels, the field, the kernel.
+    # Axes of the grid, numbered as the members of `Dims`: batch, groups, channels, the field, the kernel. An operand
+    # and the result have a dimension of groups where there are several.
     field = range(FIELD, FIELD + rank)
     kernel = range(FIELD + rank, FIELD + 2 * rank)
     out_axes = _axes_of_dims(params.out, BATCH, OUT_CHANNELS, field)

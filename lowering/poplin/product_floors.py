@@ -81,11 +81,18 @@ def multiply_add_cycles(
 
 @remembered
 def _amp_cycles(precision: Precision, rows: int, inner: int, vertex_cycles: float, target: Target) -> float:
-    """Least cycles of a multiply-add on the AMP, over numbers of rows and of inner products up to those of the vertex.
+    """Least cycles of a multiply-add on the AMP (matrix unit) by any vertex: no plan of a product is costed below it.
 
-    Output channels and groups are so many that the start of a vertex is spread; kernels are of one element, or larger.
-    Cycles a row are fewest for few rows, whose workers leave the loop early, or for as many as share evenly: those
-    are tried. `vertex_cycles`, the least of any vertex, are part of another floor.
+    Tried are vertices with a kernel of one element and with a large one, and of so many output channels and groups that
+    the cycles of their start hardly count for one multiply-add. Cycles a row are fewest for few rows, whose workers
+    leave the loop early, or for as many as workers share evenly.
+
+    Args:
+        precision: types of operands and partial sums.
+        rows: rows of the vertex, at most.
+        inner: inner products of the vertex, at most; a large kernel has whole blocks of them in any case.
+        vertex_cycles: least cycles of any vertex, which the floor of a compute set counts once, not by multiply-add.
+        target: the machine.
     """
     block = formula.amp_block(target, precision)
     # Rows of all workers together.

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
         elementwise as elementwise,
         shapes as shapes,
     )
-    from ipujax.lowering.primitives.record_table import RECORDS as RECORDS, record_of as record_of
-    from ipujax.lowering.primitives.shape_records import INDEX as INDEX
+    from ipujax.lowering.primitives.record_table import (
+        RECORDS as RECORDS,
+        is_matrix_product as is_matrix_product,
+        record_of as record_of,
+    )
+    from ipujax.lowering.primitives.shape_records import INDEX as INDEX, LOOK_UPS as LOOK_UPS
 else:
     __getattr__ = lazy_names(__name__)

@@ -57,6 +57,11 @@ _RECORDS_OF_EQUATIONS: dict[str, Callable[[JaxprEqn], PrimitiveRecord]] = {
 }
 
 
+def is_matrix_product(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is a product of matrices, batched or not: no convolution."""
+    return eqn.primitive.name == "dot_general"
+
+
 def record_of(primitive: JaxprEqn | str) -> PrimitiveRecord:
     """The record of an equation's primitive, or of a name; one that tells nothing if there is none."""
     name = primitive if isinstance(primitive, str) else primitive.primitive.name

@@ -282,6 +282,8 @@ def _shape_in(param: str) -> Any:
 # Starts of dimensions that are read whole become 0: JAX clips them to that, by the shape of a block too.
 _SLICE_SIZES = _shape_in("slice_sizes")
 
+# Primitives that read a part of their first operand at indices that are data.
+LOOK_UPS = frozenset(("dynamic_slice", "gather"))
 RECORDS: dict[str, PrimitiveRecord] = {
     "gather": PrimitiveRecord(_gather_factors, _windows_of_block, "look-up", rows="read"),
     **{name: PrimitiveRecord(_scatter_factors, monoid=SCATTER_MONOIDS.get(name), rows="written") for name in SCATTERS},

@@ -33,6 +33,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from numbers import Integral
 
 import numpy as np
 
@@ -226,7 +227,7 @@ def as_task_list(tasks: TaskList | Iterable[Task]) -> TaskList:
     for number, task in enumerate(listed):
         if not isinstance(task, Task):
             raise ScheduleError(f"item {number} in the list of an IPU is not a Task", got=repr(task))
-        if not all(hasattr(field, "__index__") for field in (task.stage, task.micro_batch, task.kind)):
+        if not all(isinstance(field, Integral) for field in (task.stage, task.micro_batch, task.kind)):
             expected = "Task(stage, micro_batch, kind): whole numbers, and a Kind"
             raise ScheduleError(
                 f"task {number} of an IPU has a field that is not an integer", expected=expected, got=repr(task)

@@ -55,7 +55,9 @@ def test_results_are_stored_where_out_shardings_say(replicas: int | None) -> Non
 
     x = np.ones((8, 8), np.float32)
     jitted = ipu.jit(results, device=device(replicas or 1), out_shardings=out_shardings, **specs)
-    assert_same(jitted(x), jax.jit(results, out_shardings=out_shardings)(x))
+    expected = jax.jit(results, out_shardings=out_shardings)(x)
+    assert_same(jitted(x), expected)
+    assert_same(jitted.with_options(device=ipu.CPU())(x), expected)
     assert jitted.profile(x).streaming_memory_bytes == 2 * x.nbytes // (replicas or 1)
 
 

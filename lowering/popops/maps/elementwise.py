@@ -253,7 +253,7 @@ class _IndexSpace:
         is_sized = bool(results) or any(view.is_whole for view in views)
         if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
             return self._store_then_reduce(steps, results, operands, outs, reductions)
-        # No operand is moved for the layout: then there is nothing to gain by storing values before they are reduced.
+        # Where no operand is moved for the layout, nothing is gained by storing values before they are reduced.
         if not reductions or has_operands_in(graph, layout, operands, views):
             return self._add_in_layout(flat, layout, views, operands, outs, reductions)
 

@@ -18,7 +18,7 @@ from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, ma
 from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import along, place_operand, row_blocks, spread, whole_axis
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
-from ipujax.lowering.popops.reductions.reduce import num_slots
+from ipujax.lowering.popops.reductions.reduce import even_reduction, num_slots
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction
 from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet
 from ipujax.runtime.cache import remembered
@@ -238,23 +238,30 @@ def _spread_by_vectors(size: int, width: int, num_tiles: int) -> Flat:
 def _even_layouts(
     graph: Graph, kernel: Kernel, shape: tuple[int, ...], reductions: Sequence[Reduction], *, must_fit: bool
 ) -> list[Layout]:
-    """Even layouts: linear, or with reductions in blocks; where all values are reduced, also without cuts along axes.
+    """Layouts that spread a kernel evenly over tiles: linear, or with reductions in blocks.
 
-    Of blocks those whose fullest tile can hold them. If none can: none with `must_fit`, where an operand has a layout
-    in which nothing is stored; else the first.
+    Where no value is stored, blocks that cut no reduced dimension are tried too: they leave no partial results.
+
+    Args:
+        graph: the graph.
+        kernel: the operations.
+        shape: index space of the kernel.
+        reductions: reductions of its values.
+        must_fit: whether to leave out blocks whose fullest tile exceeds the memory of one operation, as the layout of
+            an operand reduces all values without storing them. Else the first is returned where all exceed it.
     """
     first_value = [*kernel.results, *(reduction.value for reduction in reductions)][0]
     dtype = kernel.dtype_of(first_value)
     if not reductions:
         return [Layout(shape, linear_mapping(graph, prod(shape), dtype))]
-    orders = [tuple(range(len(shape)))]  # dimensions that a layout may cut
     width = element_bytes(dtype)
-    tiles = graph.target.tiles_per_ipu
+    mappings = [spread(shape, tuple(range(len(shape))), width, graph.target.tiles_per_ipu)]
     # Only if no value is stored: readers would inherit a layout that suits nothing but this reduction.
-    if not kernel.results:
-        reduced = {axis for reduction in reductions for axis in reduction.axes}
-        orders.append(tuple(d for d in range(len(shape)) if d not in reduced))
-    layouts = [Layout(shape, spread(shape, order, width, tiles)) for order in orders]
+    if not kernel.results and 0 not in shape:
+        first = reductions[0]
+        axes = tuple(sorted(first.axes))
+        mappings.append(even_reduction(graph, shape, axes, kernel.dtype_of(first.value), first.monoid))
+    layouts = [Layout(shape, mapping) for mapping in mappings]
     fitting = [
         x for x in layouts if _evenness(x.mapping, graph.target.num_tiles).worst * width <= graph.target.operation_bytes
     ]

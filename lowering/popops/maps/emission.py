@@ -68,7 +68,7 @@ def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Ten
         add: plans the operation on these operands and adds it to a sequence; returns the results.
     """
     graph = builder.graph
-    numbers: dict[Variable, int] = {}
+    numbers: dict[Variable, int] = {}  # of the variables of all operands, in order; `_planning_key` adds them
     forms = [None if x is None else _planning_key(graph, x, numbers) for x in operands]
     if () in forms or not graph.maps_automatically:  # an operand without a key, or a plan by the user's mappings
         return add(builder.prog)
@@ -85,26 +85,39 @@ def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Ten
     for step in sequence.children():
         builder.prog.add(step)
     emission = _record_emission(builder.into(sequence), variables, graph.variables[first_variable:], results)
-    # One that takes the next tile would start another time at another.
+    # A plan that starts at the next tile would start at another tile the next time.
     if emission is not None and graph.next_tile == next_tile:
         graph.emissions[key] = emission
     return results
 
 
 def _planning_key(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) -> tuple[object, ...]:
-    """Features of a tensor that planning depends on; empty where a list of elements is among them.
+    """Features of a tensor that planning depends on: operands of equal features have equal plans.
 
-    `numbers`, by which variables are told apart, gets those of the tensor that are new.
+    Args:
+        graph: has the mapping of each variable.
+        tensor: the tensor.
+        numbers: numbers of the variables of all operands so far, by which they are told apart; gets new variables.
+
+    Returns:
+        The features; `()` for a tensor that is a list of single elements, whose plans are not kept.
     """
     view = geometry(tensor)
-    variables = tensor.variables()
     if view is None:
         return ()
-    variable_numbers = tuple(numbers.setdefault(v, len(numbers)) for v in variables)
-    # Scalars of one value are equal, as they are planned as immediates; other constants are told apart by identity.
-    values = {v: immediate_of(Tensor.of(v)) for v in variables if v.is_constant}
-    constants = tuple(v if value is None else freeze(value) for v, value in values.items())
-    return view, tensor.dtype, variable_numbers, constants, tuple(map(graph.mappings.get, variables))
+    features: list[tuple[object, ...]] = []  # of each variable: number, mapping, and constant
+    for variable in tensor.variables():
+        number = numbers.setdefault(variable, len(numbers))
+        features.append((number, graph.mappings.get(variable), _constant_key(variable)))
+    return view, tensor.dtype, tuple(features)
+
+
+def _constant_key(variable: Variable) -> object:
+    """What tells a constant apart: the value of a scalar, which is planned as an immediate, or the constant itself."""
+    if not variable.is_constant:
+        return None
+    value = immediate_of(Tensor.of(variable))
+    return variable if value is None else freeze(value)
 
 
 def _record_emission(
@@ -114,7 +127,7 @@ def _record_emission(
     steps = builder.prog.children()
     sets = [step.compute_set for step in steps if isinstance(step, Execute)]
     graph = builder.graph
-    # A constant without a mapping is an immediate: no vertex reads it from a tile.
+    # A constant without a mapping is an immediate, which no vertex reads from a tile.
     if len(sets) < len(steps) or not all(v in graph.mappings or v.is_constant for v in (*operands, *variables)):
         return None
     added = {v: graph.mappings[v] for v in variables if not v.is_constant}

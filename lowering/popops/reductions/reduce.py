@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.layout import Grids, map_linearly, mapping_like, memory_order
-from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
+from ipujax.lowering.layout.choose import choose, even_placement, source_of
+from ipujax.lowering.layout.grid_cost import FieldUse, Source, Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.partials_cost import combining_cost
@@ -95,24 +95,41 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str, uncut:
         reduced = reduce(builder, order.of_variable(x), variable_axes, monoid, order.inner_dims)
         return order.without(axes).of_view(reduced)
     x, axes = _with_joined_dims(graph, x, axes)
-    result_dims = [d for d in range(x.ndim) if d not in axes]
-    # The work of a vertex, for the estimate of candidate partitions: what it reads and writes of a block of `x`.
-    codelet = reduce_codelet(monoid, x.dtype, axes)
-    read = spans(x.shape, range(x.ndim))
-    written = tuple(read[d] for d in result_dims)
-    work = Work(codelet, (FieldUse(read, source_of(graph, x)), FieldUse(written)))
-
+    work = _work_of(x.shape, axes, x.dtype, monoid, source_of(graph, x))
     combination = _CombinationCost(axes, x.dtype, monoid)
     cut_dims = [d for d in range(x.ndim) if d not in uncut or source_of(graph, x) != "free"]
     placement = choose(graph, x.shape, cut_dims, work, [x], cost_after=combination)
-    place_operand(builder.graph, x, read, placement)
+    place_operand(builder.graph, x, work.fields[0].spans, placement)
     out, out_access = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
     grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
     accesses = (along(x, range(x.ndim)), out_access)
-    add_vertices(builder, codelet, grid, accesses, placement.tile)
+    add_vertices(builder, work.codelet, grid, accesses, placement.tile)
     if num_slots(placement, axes) > 1:
         out = reduce_partials_in_place(builder, out)
     return out.reshape(out_shape)
+
+
+def even_reduction(graph: Graph, shape: tuple[int, ...], axes: tuple[int, ...], dtype: Any, monoid: str) -> Blocked:
+    """The even partition in which a reduction of an unmapped operand costs least, its combination included.
+
+    Args:
+        graph: the target, and the cost of memory.
+        shape: shape of the operand, of at least one element.
+        axes: its reduced dimensions, in order.
+        dtype: its dtype.
+        monoid: key of `REDUCERS`.
+    """
+    order = tuple(range(len(shape)))
+    return even_placement(
+        graph, shape, order, _work_of(shape, axes, dtype, monoid, "free"), _CombinationCost(axes, dtype, monoid)
+    )
+
+
+def _work_of(shape: tuple[int, ...], axes: tuple[int, ...], dtype: Any, monoid: str, source: Source) -> Work:
+    """What the vertices of a reduction read and write of a block of the operand."""
+    read = spans(shape, range(len(shape)))
+    written = tuple(span for d, span in enumerate(read) if d not in axes)
+    return Work(reduce_codelet(monoid, dtype, axes), (FieldUse(read, source), FieldUse(written)))
 
 
 def _with_joined_dims(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:

@@ -214,10 +214,10 @@ def _slow_paths(
     `shapes` are the lengths of the block of each field, `repetitions` how each field is repeated along them, None for
     one that is not: see `Codelet.slow_paths`.
     """
-    if not loop.is_run:
+    if not loop.is_run:  # a loop over single elements takes as long for rows of any alignment
         return []
     dtypes = (kernel.inputs[number].dtype for number in kernel.fields)
-    rows = list(zip(repetitions, dtypes, strict=False))  # repetitions go on with those of results
+    rows = list(zip(repetitions, dtypes, strict=False))  # without the repetitions of results, which are the last
     iteration = kernel_iteration(loop.counts, loop.read, loop.stored, target)
     return row_slow_paths(rows, block.lengths(shapes[block.field]), iteration, target)
 

@@ -207,7 +207,8 @@ def _read_rows(
     in_body = Builder(ctx.graph, body, ctx.name)
     counter = new_counter(ctx.builder, slots.start)  # the caller has `row_streams` advance it, behind the iteration
     row_streams = RowStreams(ctx, body, counter, slots.start, slots.step)
-    # Rows whose columns products read in groups of channels; those from streaming memory are received in that order.
+    # Operands of products: a product reads columns in groups of channels, and a row from streaming memory is received
+    # in that order of its elements.
     are_in_groups = grouped_inputs(inside.jaxpr.jaxpr)[inside.inputs.stacks]
     on_chip = iter(slots_of(in_body, [stack for stack in stacks if not is_off_chip(ctx, stack)], counter))
     rows = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import pickle
 import subprocess
 import sys
 import threading
@@ -64,6 +66,40 @@ def test_functions_of_ipujax_are_known_by_name():
 def test_values_whose_content_python_does_not_show_have_none(value):
     with pytest.raises(NoDigestError, match=f"a value of type .*{type(value).__name__} cannot be read"):
         digest_of(value)
+
+
+class Row:
+    """A value that pickle reads by its own means."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class RowWithSetter(Row):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Row, (0,), self.value, None, None, setattr
+
+
+class RegisteredRow(Row):
+    pass
+
+
+class UnreadableRow(Row):
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise pickle.PicklingError("of this process alone")
+
+
+copyreg.pickle(RegisteredRow, lambda row: (list, (), None, iter([row.value]), None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [RowWithSetter, RegisteredRow])
+def test_values_with_a_reduction_of_their_own_differ_by_it(kind):
+    assert digest_of(kind(1)) == digest_of(kind(1)) != digest_of(kind(2))
+
+
+def test_value_that_refuses_its_reduction_has_none():
+    with pytest.raises(NoDigestError, match="UnreadableRow cannot be read: of this process alone"):
+        digest_of(UnreadableRow(1))
 
 
 def test_equal_in_another_process():

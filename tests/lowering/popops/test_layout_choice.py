@@ -255,6 +255,19 @@ def test_reduces_rows_on_their_own_tiles() -> None:
     assert by_rows < target.internal_sync_cycles + target.exchange_startup_cycles + 2 * 64 * 6
 
 
+@pytest.mark.parametrize("dtype", [F16, F32])
+def test_sum_of_products_takes_no_more_than_product_and_sum(dtype: Any) -> None:
+    def squares(x: Any) -> Any:
+        return x * x
+
+    def sums(x: Any) -> Any:
+        return jnp.sum(x, 0)
+
+    shape = (4096, 192)
+    both = cost(unary(lambda x: sums(squares(x)), *shape, dtype=dtype), 1472)
+    assert both <= cost(unary(squares, *shape, dtype=dtype), 1472) + cost(unary(sums, *shape, dtype=dtype), 1472)
+
+
 def reduced_sum(graph: Graph, operands: int, mapping: Any) -> tuple[int, int]:
     """Number of compute sets of x0·x1·…, stored and summed over rows, and bytes that its fullest tile receives."""
     shape = (64, 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+import numpy as np
 import pytest
 
 from ipujax import schedules
@@ -147,8 +148,9 @@ def test_refuses_values_that_are_not_lists_of_tasks():
     for schedule in (NoLists(), FixedSchedule(None)):
         with pytest.raises(ScheduleError, match="no tasks"):
             plan_of(schedule, 1, 1)
-    with pytest.raises(ScheduleError, match="task 1 of an IPU has a field that is not an integer"):
-        plan_of(FixedSchedule([F00, Task(None, 0, Kind.FORWARD)]), 1, 1)
+    for stage in (None, np.array([0, 1]), 0.5):
+        with pytest.raises(ScheduleError, match="task 1 of an IPU has a field that is not an integer"):
+            plan_of(FixedSchedule([F00, Task(stage, 0, Kind.FORWARD)]), 1, 1)
     with pytest.raises(ScheduleError, match=r"(?s)schedule must be a name or a Schedule.*try: NoLists\(\)"):
         as_schedule(NoLists)
     with pytest.raises(ScheduleError, match="2 stages, but not as many micro_batches"):
