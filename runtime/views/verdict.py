@@ -74,7 +74,8 @@ _OF_RESULTS = (
 _OF_ARGUMENTS = (
     "if the next call takes the result, donate_argnums=; if no call changes it, a constant that the function closes "
     "over (an initializer of an ONNX model), or offload_argnums=, which loads no more than the rows that are read; if "
-    "each call has another, fewer bytes, as of float16"
+    "each call has another, fewer bytes, as of float16, and for rows of a loop Options(io_tiles=…), which loads the "
+    "next while others are computed"
 )
 
 # Of a cause that no change removes, so that no gain is promised: why, and what halves it beside float16.
@@ -170,7 +171,7 @@ def _remedy_of_host(cause: Cause, profile: Figures) -> str:
         listed = ", ".join(dict.fromkeys(f"{row.operation} at {row.origin}" for row in on_host))
         return f"in JAX what Python computes, or once for many iterations: {listed}"
     if cause.origin == HOST_LATENCY:
-        return f"a larger batch; {_OF_ROWS}" if program_situation(profile).has_loop else _OF_LATENCY
+        return "a larger batch" if program_situation(profile).has_loop else _OF_LATENCY
     if _is_of_rows(cause):
         return _OF_ROWS
     return _OF_RESULTS if re.fullmatch(r"host stream out\d+", cause.origin.path) else _OF_ARGUMENTS
