@@ -22,8 +22,8 @@ def edits(profile: Profile) -> tuple[AdviceRow, ...]:
     """
     result = verdict(profile)
     return tuple(
-        AdviceRow(_edit(cause, remedy), saved_cycles=cause.alone_cycles, tried=False)
-        for cause, remedy in zip(result.causes, result.remedies, strict=True)
+        AdviceRow(_edit(cause, remedy), saved_cycles=gain, tried=False)
+        for cause, gain, remedy in zip(result.causes, result.gains, result.remedies, strict=True)
         if cause.name not in _BY_OPTIONS
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ipujax.lowering.poplin.cycles import Precision
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import element_bytes
+from ipujax.runtime.tensor import dtype_name, element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +199,15 @@ def arithmetic(spec: ConvSpec, target: Target) -> Arithmetic:
 
 
 def arithmetic_of(lhs_dtype: Any, rhs_dtype: Any, target: Target) -> Arithmetic:
-    """Arithmetic on two dtypes: half and float by the AMP, small floats through float."""
+    """Arithmetic on two dtypes: half and float by the AMP, small floats that the target lacks through float."""
     dtypes = [np.dtype(lhs_dtype), np.dtype(rhs_dtype)]
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)
+    is_native = [dtype_name(dtype) in target.native_dtypes for dtype in dtypes]
     is_float = [dtype.kind in "fV" for dtype in dtypes]  # kind V: bfloat16 and 8-bit floats
     if not all(is_float) or wide.itemsize > 4:
-        instructions = _MAC_INSTRUCTIONS.get((wide.kind, wide.itemsize), _FEWEST_MAC_INSTRUCTIONS)
+        emulated = _MAC_INSTRUCTIONS.get((wide.kind, wide.itemsize), _FEWEST_MAC_INSTRUCTIONS)
+        instructions = _FEWEST_MAC_INSTRUCTIONS if all(is_native) else emulated
         return Arithmetic(precision=None, casts=False, instructions_per_mac=instructions)
-    if all(dtype == np.float16 for dtype in dtypes) and "float16" in target.native_dtypes:
+    if wide.itemsize == np.dtype(np.float16).itemsize and all(is_native):
         return Arithmetic("half", casts=False)
     return Arithmetic("float", casts=any(dtype != np.float32 for dtype in dtypes))

@@ -23,6 +23,7 @@ from ipujax.runtime.causes.removals import (
     CAUSES,
     COLLECTIVES,
     HOST,
+    MOVES,
     OF_PRODUCTS,
     RETURNED,
     STREAMING,
@@ -35,7 +36,7 @@ from ipujax.runtime.causes.variants import Run, is_beside
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.files.kinds import Integer
 from ipujax.runtime.graph import HOST_LATENCY, Leaf, Program
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.tensor import OF_CALLER, Origin, compose
 from ipujax.runtime.timeline import SYNC, Recording
 from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
 
@@ -105,15 +106,15 @@ def causes_of_run(
 def removable_cycles(name: str, alone_cycles: int, computing_cycles: int) -> int:
     """Return the cycles of a cause that a change of the program may save.
 
-    Plans balance the exchange of products with their computing. While the exchange is shorter, no change saves all of
-    it: float16, or products of twice as many rows and columns, halve it.
+    What is computed together has to be moved together: plans and programs trade moving for computing. While data move
+    for less time than is computed, no change saves all of it; fewer bytes, or more work for each, save about half.
 
     Args:
         name: of the cause.
         alone_cycles: cycles that vanish when it alone is removed.
         computing_cycles: those of `COMPUTATION`.
     """
-    is_balanced = name == OF_PRODUCTS and alone_cycles < computing_cycles
+    is_balanced = name in MOVES and alone_cycles < computing_cycles
     return alone_cycles // 2 if is_balanced else alone_cycles
 
 
@@ -203,9 +204,15 @@ def _origin(removals: Removals, totals: _Totals, work: np.ndarray, cause: str) -
     saved[..., HOST_EXCHANGE] -= latency
     of_steps = saved.sum(2).max(1) * totals.runs
     by_origin = {HOST_LATENCY: int(latency.max(1) @ totals.runs)}
+    step_of: dict[Origin, Program] = {}  # the first step of each origin
     for node, cycles in zip(removals.nodes, of_steps.tolist(), strict=True):
         if cycles > 0 and isinstance(node, Leaf):
             origin = removals.origin_in(node, cause)
             by_origin[origin] = by_origin.get(origin, 0) + cycles
+            step_of.setdefault(origin, node)
     by_origin = {origin: cycles for origin, cycles in by_origin.items() if cycles > 0}
-    return max(by_origin, key=lambda origin: by_origin[origin], default=Origin())
+    most = max(by_origin, key=lambda origin: by_origin[origin], default=Origin())
+    if not most.line.startswith(OF_CALLER):
+        return most
+    # Of a function that several layers call: the line is that of its first call.
+    return compose(removals.calls[step_of[most]], most)

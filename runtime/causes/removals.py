@@ -44,7 +44,7 @@ from ipujax.runtime.graph import (
     joining_streams,
     leaves,
 )
-from ipujax.runtime.tensor import Origin, dtype_name, is_key_dtype, pad_tiles
+from ipujax.runtime.tensor import Origin, Tensor, compose, dtype_name, is_key_dtype, pad_tiles
 from ipujax.runtime.tensor.roles import OPTIMISER_STATE, STATE, WEIGHTS
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
@@ -69,8 +69,10 @@ CAUSES = (
     *(RETURNED, HOST, STREAMING, FALLBACKS, SINGLE_TILES, EMULATION, SLOW_PATHS, COLLECTIVES, UNEQUAL_IPUS, WAITS),
     *(BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
 )
+MOVES = frozenset((BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, REARRANGEMENT))  # of data between operations on the device
 
 _OF_COMPUTE = (SINGLE_TILES, EMULATION, SLOW_PATHS, REARRANGEMENT, SYNCS, UNEQUAL_TILES)
+_WIDE_DTYPES = frozenset(("float64", "int64", "uint64", "complex128"))
 _KEPT = frozenset((WEIGHTS, OPTIMISER_STATE, STATE))  # roles of arguments that a later call takes as they return
 Flags = np.ndarray  # of steps, bool[steps]
 
@@ -105,12 +107,18 @@ class Removals:
         for cause in (HOST, STREAMING, FALLBACKS, SINGLE_TILES, COLLECTIVES):
             if cause in causes:
                 work[self._steps_of[cause]] = 0
+        if SINGLE_TILES in causes:
+            for number, spread in self._spread_work.items():
+                work[number] = spread
         if BETWEEN_IPUS in causes:
             work[~self._steps_of[COLLECTIVES], :, GLOBAL_EXCHANGE] = 0
         is_of_products = self._steps_of[OF_PRODUCTS]
         for cause, steps in ((BETWEEN_TILES, ~is_of_products), (OF_PRODUCTS, is_of_products)):
             if cause in causes:
                 work[steps, :, EXCHANGE] = 0
+        if EMULATION in causes:
+            wide = work[self._wide]
+            work[self._wide] = wide - (wide - self._fixed[self._wide]).clip(0) // 2  # half of the bytes
         if SYNCS in causes:
             free_of_cause = ~self._of_other_causes
             work[free_of_cause, :, SYNC] = 0
@@ -138,12 +146,12 @@ class Removals:
             return isinstance(node, RemoteIn | RemoteOut) and node.buffer.on_host
 
         def is_on_one_tile(node: Program) -> bool:
+            """Return whether a step has no place on one tile, or is of scalars: few elements have small supersteps."""
             cost = executable.costs[node] if isinstance(node, Execute) else None
             if not isinstance(cost, ComputeSetCost) or cost.compute_set in fallbacks:
                 return False
             if np.count_nonzero(cost.vertices) != 1:
                 return False
-            # Few elements, though not single ones, have their place on one tile: their supersteps are small.
             _, least_cycles = self._cycles_of_small(cost)
             groups = executable.graph.groups[cost.compute_set]
             return cost.compute_cycles.max() >= 2 * least_cycles.max() or all(map(is_of_scalars, groups))
@@ -157,6 +165,49 @@ class Removals:
             OF_PRODUCTS: lambda node: isinstance(node, Execute) and node.compute_set in multiplying,
         }
         return {cause: np.array([test(node) for node in self.nodes], bool) for cause, test in tests.items()}
+
+    @cached_property
+    def _wide(self) -> Flags:
+        """The steps whose results are all of numbers of 64 bits, in the place of which a program has those of 32."""
+        wide_dtypes = _WIDE_DTYPES - self.executable.target.native_dtypes
+
+        def is_wide(node: Program) -> bool:
+            dtypes = {dtype_name(tensor.dtype) for tensor in _results_of(node, self.executable.graph)}
+            return bool(dtypes) and dtypes <= wide_dtypes
+
+        return np.array([is_wide(node) for node in self.nodes], bool)
+
+    @cached_property
+    def _fixed(self) -> np.ndarray:
+        """Work of all steps that is for no bytes: latency, syncs, starts; int64[steps, num_ipus, 5]."""
+        executable = self.executable
+        fixed = np.zeros_like(self.whole)
+        fixed[..., HOST_EXCHANGE] = self.host_latency
+        fixed[..., EXCHANGE] = self._exchange_starts
+        fixed[..., SYNC] = self.whole[..., SYNC]
+        for row, node in zip(fixed, self.nodes, strict=True):
+            cost = executable.costs[node] if isinstance(node, Leaf) else None
+            if isinstance(cost, ComputeSetCost | CopyCost):
+                tiles = self._cycles_of_tiles(cost, is_in_place=False)
+                row[:, COMPUTE] = pad_tiles(tiles.most - tiles.most_started, cost.first_ipu, executable.target.num_ipus)
+        return fixed
+
+    @cached_property
+    def _spread_work(self) -> Mapping[int, np.ndarray]:
+        """The work of steps on a single tile with their vertices on all tiles alike, int64[num_ipus, 5], by number.
+
+        Steps of scalars have none: they vanish as a whole.
+        """
+        spread: dict[int, np.ndarray] = {}
+        for number in np.flatnonzero(self._steps_of[SINGLE_TILES]).tolist():
+            node = self.nodes[number]
+            cost = self.executable.costs[node] if isinstance(node, Leaf) else None
+            assert isinstance(cost, ComputeSetCost), "only compute sets are on a single tile"
+            if not all(map(is_of_scalars, self.executable.graph.groups[cost.compute_set])):
+                of_ipus = self._cycles_of_tiles(cost, is_in_place=False).of_ipus(is_started=False, is_equal=True)
+                spread[number] = np.zeros_like(self.whole[number])
+                spread[number][:, COMPUTE] = pad_tiles(of_ipus, cost.first_ipu, self.executable.target.num_ipus)
+        return spread
 
     @cached_property
     def _of_other_causes(self) -> Flags:
@@ -335,6 +386,17 @@ class Removals:
         dtypes = {item.dtype for group in groups for item in group.codelet.fields}
         return frozenset(dtype_name(dtype) for dtype in dtypes if not is_key_dtype(dtype))
 
+    @cached_property
+    def calls(self) -> Mapping[Program, Origin]:
+        """The origin of the first call of each step of a function, as seen from outside of all functions."""
+        calls: dict[Program, Origin] = {}
+        for node in distinct(self.executable.program):  # parents first
+            if isinstance(node, Call):
+                origin = compose(calls[node], node.origin) if node in calls else node.origin
+                for step in distinct(node.function.body, into_calls=False):
+                    calls.setdefault(step, origin)
+        return calls
+
     def origin_in(self, node: Leaf, cause: str) -> Origin:
         """Return the origin of the cycles that a step has by a cause: its own, or that of single elements in it."""
         if cause == SINGLE_TILES and _compute_set_of(node) in self._groups_beside_scalars:
@@ -359,6 +421,15 @@ class Removals:
         if cause == EMULATION:
             return not self._dtypes <= self.executable.target.native_dtypes
         return True
+
+
+def _results_of(node: Program, graph: Graph) -> list[Tensor]:
+    """Return the tensors that a step writes, or moves off the tiles."""
+    if isinstance(node, Execute):
+        groups = graph.groups[node.compute_set]
+        pairs = (pair for group in groups for pair in zip(group.codelet.fields, group.accesses, strict=True))
+        return [access.tensor for field, access in pairs if field.is_written]
+    return list(node.writes or node.reads) if isinstance(node, Leaf) else []
 
 
 def _slow_rows_of(cost: object) -> list[int]:

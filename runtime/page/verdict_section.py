@@ -76,8 +76,8 @@ def _remedies(result: Verdict, total: int) -> Markup:
     if not result.causes:
         return Markup()
     rows = [
-        (cause.name, f", {share(cause.alone_cycles, total).strip()}: {remedy}")
-        for cause, remedy in zip(result.causes, result.remedies, strict=True)
+        (cause.name, f", at most {share(gain, total).strip()}: {remedy}")
+        for cause, gain, remedy in zip(result.causes, result.gains, result.remedies, strict=True)
     ]
     remedies = tag("ul", *(tag("li", tag("b", name), text) for name, text in rows))
     return tag("div", tag("p", "What to try, not tried yet (ipu.advise compiles some):"), remedies, class_="ways")

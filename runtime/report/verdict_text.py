@@ -20,8 +20,8 @@ def verdict_text(profile: Figures) -> str:
         return ""
     total = profile.cycles
     lines = [result.sentence, result.bound]
-    for cause, remedy in zip(result.causes, result.remedies, strict=True):
-        lines.append(f"{cause.alone_cycles:>15,}  {share(cause.alone_cycles, total)}  {cause.name}")
+    for cause, gain, remedy in zip(result.causes, result.gains, result.remedies, strict=True):
+        lines.append(f"{gain:>15,}  {share(gain, total)}  at most, of {cause.name}")
         lines.append(f"{'':>15}  {'':>6}  try, not tried yet: {remedy}")
     changes = tried_changes(profile)
     lines += ["", "Tried by ipu.advise:"] if changes else []

@@ -19,7 +19,7 @@ from ipujax.runtime.graph import HOST_LATENCY
 from ipujax.runtime.memory import LIVE, LiveItem
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
-from ipujax.runtime.tensor import readable_name
+from ipujax.runtime.tensor import OF_CALLER, readable_name
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
 from ipujax.runtime.views.operation_view import OperationRow, operation_rows
 from ipujax.runtime.views.part_answers import LAYER, STAGE, Answer, layer_answer, stage_answer
@@ -142,7 +142,8 @@ def _describe(item: LiveItem) -> str:
     total = f" of {size(item.whole_bytes)} on all tiles" if item.whole_bytes > item.num_bytes else ""
     role = f" ({item.role})" if item.role else ""
     layer = f", in {item.layer}" if item.layer else ""
-    line = f", at {item.origin}" if item.origin.line or item.origin.path else ""
+    is_known = bool(item.origin.line or item.origin.path) and not item.origin.line.startswith(OF_CALLER)
+    line = f", at {item.origin}" if is_known else ""
     return f"{role}, {size(item.num_bytes)}{total}{line}{layer}"
 
 

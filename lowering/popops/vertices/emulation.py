@@ -27,6 +27,7 @@ from ipujax.runtime.tensor import dtype_name, is_key_dtype
 Width = Literal["float", "half", "int", "byte", "double"]
 Kind = Literal["move", "add", "multiply", "function"]
 
+_WORD_BYTES = 4  # of the numbers that a target computes in
 # A wide number is moved, compared and added word by word; its products and functions take more.
 _MOVES = frozenset(("copy", "bitcast_convert_type", "select_n", "real", "imag", "complex", "not", "and", "or", "xor"))
 _SUMS = frozenset((
@@ -82,12 +83,15 @@ def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
 
     A move of any dtype is native: it is of words.
     """
-    if kind == "move" or is_native(dtype, target):
+    if kind == "move" or is_key_dtype(dtype):
         return Emulation(width_of(dtype))
     dtype = np.dtype(dtype)
     if dtype.name in _WIDE:
         width, instructions = _WIDE[dtype.name]
-        return Emulation(width, factor=instructions[kind])
+        words = dtype.itemsize // _WORD_BYTES
+        return Emulation(width, factor=words if is_native(dtype, target) else instructions[kind])
+    if is_native(dtype, target):
+        return Emulation(width_of(dtype))
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
         return _SMALL_FLOAT if dtype.itemsize == 1 else _HALF_FLOAT
     if dtype.itemsize == 1 and dtype != np.bool_:

@@ -264,3 +264,62 @@ def test_remedies_against_unequal_tiles_are_those_of_their_reason() -> None:
     uneven = profile(lambda x: jax.nn.softmax(jnp.sin(x)), array(TILES + 1, 4096), donate_argnums=0).verdict
     remedies = {cause.name: remedy for cause, remedy in zip(uneven.causes, uneven.remedies, strict=True)}
     assert "divide evenly" in remedies["unequal work of tiles"]
+
+
+def test_what_a_stencil_exchanges_promises_nothing() -> None:
+    """Each element reads its neighbours: no formulation of the loop has them all on its tile."""
+
+    def smoothed(x: Any) -> Any:
+        wide = jnp.pad(x, 1)
+        neighbours = wide[2:, 1:-1] + wide[:-2, 1:-1] + wide[1:-1, 2:] + wide[1:-1, :-2]
+        return x + 0.1 * (neighbours - 4 * x)
+
+    figures = profile(lambda x: lax.fori_loop(0, 50, lambda _, x: smoothed(x), x), array(256, 256), donate_argnums=0)
+    moves = {"exchange between tiles", "rearrangement on tiles"}
+    assert sum(cause.alone_cycles for cause in figures.causes if cause.name in moves) > 0.1 * figures.cycles
+    assert moves.isdisjoint(cause.name for cause in figures.verdict.causes)
+
+
+def test_no_waits_are_promised_beyond_the_bubble() -> None:
+    """IPUs in lockstep wait for the exchanges of others too, which further micro-batches have as well."""
+    from tests.ipujax.causes.planted_kinds import KINDS
+
+    figures = KINDS["a micro-batch for each stage"].profile()
+    bubble_cycles = sum(each.ideal_share * each.cycles for each in figures.pipelines)
+    gains = dict(zip((cause.name for cause in figures.verdict.causes), figures.verdict.gains, strict=True))
+    assert 0 < gains["IPUs that wait"] <= bubble_cycles < by_name(figures)["IPUs that wait"].alone_cycles
+
+
+def test_rows_of_a_loop_are_overlapped_at_best() -> None:
+    def means(w: Any, xs: Any) -> Any:
+        return w, lax.map(lambda x: layer(w, x).mean(), xs)
+
+    streamed = ipu.Options(stream_loops=True)
+    figures = profile(means, array(128, 128), array(8, 4096, 128), donate_argnums=0, options=streamed)
+    result = figures.verdict
+    assert result.causes[0].name == "other transfers of the host" and "io_tiles" in result.remedies[0]
+    assert result.gains[0] == min(result.causes[0].alone_cycles, figures.cycles - result.causes[0].alone_cycles)
+    assert f"at least {figures.cycles - result.gains[0]:,}" in result.sentence
+
+
+def test_a_callback_is_named_where_its_latency_limits() -> None:
+    def step(_: Any, x: Any) -> Any:
+        return x * 0.9 + jax.pure_callback(np.tanh, jax.ShapeDtypeStruct((), np.float32), x.mean())
+
+    figures = profile(lambda x: lax.fori_loop(0, 20, step, x), array(4096), donate_argnums=0)
+    assert "pure_callback at test_causes.py" in figures.verdict.remedies[0]
+
+
+def test_wide_numbers_cost_the_bytes_that_they_have_beyond_native_ones() -> None:
+    with jax.enable_x64(True):
+        wide = profile(lambda x: x * x + 1, array(1 << 16, dtype=np.int64))
+        native = profile(lambda x: x * x + 1, array(1 << 16, dtype=np.int32))
+    saved = by_name(wide)["emulated dtypes"].alone_cycles
+    assert saved == pytest.approx(wide.cycles - native.cycles, rel=0.05)
+
+
+def test_programs_by_hand_are_told_to_map_their_variables() -> None:
+    from tests.ipujax.causes.planted_programs import poplar_profile
+
+    result = verdict(poplar_profile(1))
+    assert "set_tile_mapping" in result.remedies[0]

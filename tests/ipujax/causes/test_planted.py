@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ipujax.runtime.views import verdict
+from tests.ipujax.causes.planted_kinds import KINDS
 from tests.ipujax.causes.planted_programs import PLAIN, PLANTED, check_planted
 from tests.ipujax.causes.planted_siblings import SIBLINGS
 
-PROGRAMS = {**PLANTED, **SIBLINGS}
+PROGRAMS = {**PLANTED, **SIBLINGS, **KINDS}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

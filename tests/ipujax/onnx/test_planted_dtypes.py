@@ -30,3 +30,15 @@ def onnx_profile(dtype: Any) -> ipu.Profile:
 
 def test_double_precision_is_named() -> None:
     check_planted(Planted("emulated dtypes", lambda: onnx_profile(np.float64), lambda: onnx_profile(np.float32).cycles))
+
+
+def test_a_cause_in_a_shared_function_has_the_line_of_a_call() -> None:
+    nodes = [helper.make_node("MatMul", [f"x{n}", f"w{n}"], [f"x{n + 1}"], name=f"layer_{n}") for n in range(4)]
+    value = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
+    inputs = [value("x0", shape=[64, 64]), *(value(f"w{n}", shape=[64, 64]) for n in range(4))]
+    graph = helper.make_graph(nodes, "layers", inputs, [value("x4", shape=[64, 64])])
+    model = ipujax.onnx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    args = [array(64, 64)] * 5
+    figures = profile(lambda *args: model({}, *args), *args, donate_argnums=tuple(range(5)))
+    assert not any("@caller" in str(cause.origin) for cause in figures.causes)
+    assert any("layer_" in str(cause.origin) for cause in figures.causes)

@@ -116,6 +116,20 @@ def test_native_dtypes_are_not_emulated_and_faster() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bfloat16"])
+def test_products_of_native_dtypes_are_not_emulated(dtype: str) -> None:
+    def product(x: jax.Array) -> jax.Array:
+        return x @ x.T
+
+    args = jax.ShapeDtypeStruct((64, 64), dtype)
+    with jax.enable_x64(True):
+        emulated_profile = profile(product, args)
+        native = DEVICE.target.native_dtypes | {dtype}
+        native_profile = profile(product, args, device=ipu.IPUModel(tiles_per_ipu=16, native_dtypes=native))
+    assert native_profile.emulated == () and emulated_profile.emulated
+    assert native_profile.phase_cycles["compute"] < 0.7 * emulated_profile.phase_cycles["compute"]
+
+
 COSTLIER = [
     ("bfloat16", "float16"), ("bfloat16", "float32"), ("float8_e4m3fn", "float16"), ("float8_e5m2", "float16"),
     ("float64", "float32"), ("int64", "int32"), ("complex64", "float32"), ("complex128", "complex64"),
