@@ -297,6 +297,8 @@ class Session(NotCopied, Reports):
         # Before the step, which may change weights and then raise.
         self._store.is_in_sync = self._store.is_in_sync and not self._changes_weights()
         anchors = self._run(runner, rows)
+        # JAX reads arrays of the program where they are, which may write others to them after the step.
+        jax.block_until_ready(self._store.device)
         self._random = replace(self._random, runs=self._random.runs + 1)
         for name, kind in kinds.items():
             stepio.write(name, kind, _as_type(anchors[name], infos[name]))
