@@ -291,7 +291,8 @@ class Session(NotCopied, Reports):
         infos = self._anchor_infos()
         # All checks come before the call, so that a refused step leaves weights and seed as they were.
         stepio.check_inputs(self._inputs())
-        stepio.check_anchors({name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()})
+        shapes = {name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()}
+        stepio.check_anchors({name: TensorInfo(infos[name].dtype, shape) for name, shape in shapes.items()})
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
         # Before the step, which may change weights and then raise.

@@ -11,7 +11,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax import popart
-from tests.ipujax.popart.small_models import CLASSES, FEATURES, Perceptron, perceptron, samples, train
+from tests.ipujax.popart.small_models import CLASSES, FEATURES, HIDDEN, Perceptron, perceptron, samples, train
 
 GRADIENT = popart.reservedGradientPrefix()
 
@@ -497,3 +497,25 @@ def test_a_program_may_write_its_arrays_after_a_step() -> None:
     data = np.full((size, size), 1e-3, np.float32)
     session.run(popart.PyStepIO({x: data}, {}))
     assert all(each.is_ready() for each in session._store.device.values())
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float16, bool])
+def test_refuses_arrays_that_do_not_hold_results(dtype: type) -> None:
+    model = perceptron()
+    session = inference(model, 1)
+    data, labels = samples(4)
+    inputs = {model.data: data, model.labels: labels}
+    before = np.zeros((4, HIDDEN), dtype)
+    for stepio in (
+        popart.PyStepIO(inputs, {model.hidden: before}),
+        popart.PyStepIOCallback(lambda name, _: inputs[name], lambda _: None, lambda _: before, lambda _: None),
+    ):
+        with pytest.raises(popart.popart_exception, match=r"the array of (.|\n)* has the wrong element type"):
+            session.run(stepio)
+    session.weightsToHost()
+    with pytest.raises(popart.popart_exception, match="the array for weight 'b0' has the wrong element type"):
+        session.readWeights(popart.PyWeightsIO({"b0": np.zeros(HIDDEN, dtype)}))
+    assert not before.any()
+    wide = np.zeros((4, HIDDEN))
+    session.run(popart.PyStepIO(inputs, {model.hidden: wide}))
+    assert wide.any()
