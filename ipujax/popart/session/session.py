@@ -16,7 +16,6 @@ import onnx
 
 from ipujax.front_end import Log, NotCopied, write_file
 from ipujax.popart.building import read_model, use_strided_groups, weights_of
-from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
@@ -28,6 +27,7 @@ from ipujax.popart.model_graph.annotated_graph import (
     common_settings,
     ir_text,
     ir_text_of_failed,
+    settings_without_effect,
     tensor_names,
 )
 from ipujax.popart.model_graph.evaluation import RANDOM_OPERATORS, evaluate_graph
@@ -172,10 +172,8 @@ class Session(NotCopied, Reports):
 
     @property
     def optionsWithoutEffect(self) -> list[str]:
-        """Options, fields of options ("option.field") and annotations that are set and have no effect here."""
-        annotated = {name for notes in self._graph.annotations for name in notes} - set(self._settings)
-        calls = [f"builder.{call}" for name, call in ANNOTATIONS_WITHOUT_EFFECT.items() if name in annotated]
-        return [*self._options.without_effect(), *calls]
+        """Options, fields ("option.field"), annotations and attributes that are set and have no effect here."""
+        return [*self._options.without_effect(), *settings_without_effect(self._graph, self._settings)]
 
     def getInfo(self, name: str) -> TensorInfo:
         """Return element type and shape of a parameter, an input, an anchor or a part of the optimiser's state.
