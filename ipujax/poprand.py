@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add, check_arguments, check_tensors, registrar
-from ipujax.poplar.types import cast_values
+from ipujax.poplar.types import cast_values, element_type
 from ipujax.poputil import clone
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
@@ -55,6 +55,7 @@ def _draw(
     if not isinstance(seed_modifier, int | np.integer) or not 0 <= seed_modifier < 2**32:
         expected = "an integer from 0 to 2**32 - 1"
         raise GraphError(f"{name}: seed_modifier must be an unsigned word", expected=expected, got=seed_modifier)
+    kind = element_type(dtype, name)
     size = reference.shape if isinstance(reference, Tensor) else tuple(reference)
 
     # The seed is an operand, not a constant: the host may write another before each run.
@@ -63,7 +64,7 @@ def _draw(
         key = jax.random.wrap_key_data(words.reshape(2), impl="threefry2x32")
         return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), size, *arrays)
 
-    out = [clone(graph, reference, name, np.dtype(dtype))] if isinstance(reference, Tensor) else []
+    out = [clone(graph, reference, name, kind)] if isinstance(reference, Tensor) else []
     return add(graph, draw, [seed, *operands], prog, name, out)
 
 
@@ -79,9 +80,12 @@ def _check_floats(name: str, dtype: Any) -> None:
         )
 
 
-def _check_deviation(name: str, std_dev: float) -> None:
+def _check_normal(name: str, dtype: Any, mean: float, std_dev: float) -> None:
+    _check_floats(name, dtype)
     if not std_dev >= 0:  # true for NaN too
         raise GraphError(f"{name}: the standard deviation", expected="at least 0", got=std_dev)
+    # Beyond the largest value of the type all numbers would be infinite.
+    cast_values(np.array([mean, std_dev]), np.dtype(dtype), f"{name}: mean and standard deviation")
 
 
 def uniform(
@@ -112,7 +116,8 @@ def uniform(
         A new tensor.
 
     Raises:
-        GraphError: an invalid seed, or bounds in the wrong order or out of the range of the type.
+        GraphError: an invalid seed, or bounds in the wrong order; bounds, or a difference of floats, out of
+            the range of the type.
     """
     dtype = np.dtype(dtype)
     if not low <= high:
@@ -120,6 +125,8 @@ def uniform(
     if dtype.kind not in "iu":
         _check_floats(name, dtype)
     cast_values(np.array([low, high]), dtype, f"{name}: bounds")
+    if dtype.kind not in "iu":  # JAX multiplies the difference of floats
+        cast_values(np.array(high) - low, dtype, f"{name}: the difference of bounds")
 
     def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         if dtype.kind in "iu":
@@ -156,10 +163,9 @@ def normal(
     """Draw normally distributed numbers; arguments as of `uniform`.
 
     Raises:
-        GraphError: an invalid seed, a type that is not a float, or a negative deviation.
+        GraphError: an invalid seed, a type that is not a float, a negative deviation, or numbers out of its range.
     """
-    _check_floats(name, dtype)
-    _check_deviation(name, std_dev)
+    _check_normal(name, dtype, mean, std_dev)
 
     def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         return (mean + std_dev * jax.random.normal(key, size, _WIDE)).astype(dtype)  # rounded once
@@ -184,8 +190,7 @@ def truncated_normal(
     Raises:
         GraphError: as `normal`, or an `alpha` that is not positive.
     """
-    _check_floats(name, dtype)
-    _check_deviation(name, std_dev)
+    _check_normal(name, dtype, mean, std_dev)
     if not alpha > 0:
         raise GraphError(f"{name}: alpha", expected="more than 0", got=alpha)
 

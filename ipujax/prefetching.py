@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ipujax.arguments import whole_number
+from ipujax.runtime.errors import ArgumentTypeError, shortened
 from ipujax.runtime.host import HostData
 from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.signatures import checking_calls
@@ -35,14 +36,20 @@ class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
         depth: upper bound of batches that are ready; 0 for none ahead, and no thread.
 
     Raises:
-        ArgumentError: `depth` is not an integer from 0. Errors of `batches` are raised at the batch they belong to.
+        ArgumentError: `batches` is no iterable, or `depth` is not an integer from 0. Errors of `batches` are raised at
+            the batch they belong to.
     """
 
     COPY_HINT = "ipu.prefetch of the batches in each process"
 
     def __init__(self, batches: Iterable[T], depth: int = 2) -> None:
         self._depth = whole_number("depth of ipu.prefetch", depth, 0)
-        self._source = iter(batches)
+        try:
+            self._source = iter(batches)
+        except TypeError as error:
+            raise ArgumentTypeError(
+                "batches of ipu.prefetch", expected="an iterable", got=shortened(batches)
+            ) from error
         self._thread = ThreadPoolExecutor(1, "ipu.prefetch") if self._depth else None
         self._ahead: deque[Future[_Prepared[T]]] = deque()
         self._is_open = True

@@ -124,5 +124,5 @@ def describe(value: Any) -> str:
     """Return shape and dtype of an array, `float32[2,3]`; the name of the type of other values."""
     try:
         return jax.typeof(value).str_short()
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):  # the latter two of masked arrays and of large numbers
         return type(value).__name__

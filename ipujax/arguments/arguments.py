@@ -334,7 +334,7 @@ def _hint_for_both(name: str, value: Any) -> str:
 def _is_array(leaf: Any) -> bool:
     try:
         jax.typeof(leaf)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         return isinstance(leaf, _SHAPES)
     return True
 
@@ -373,7 +373,7 @@ def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_
         problem = f"argument {place} of {who} is too large a number"
         remedy = "a float, or an array of a wider dtype"
         raise ArgumentOverflowError(problem, expected=expected, got=f"{leaf} ({error})", hint=remedy) from error
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # the latter of masked arrays
         dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
         got = f"{type(leaf).__name__}{dtype} {' '.join(repr(leaf).split()):.60}"
         if is_dataclass(leaf):

@@ -84,13 +84,13 @@ def broadcast(tree: Any, root: int = 0) -> Any:
     Raises:
         ArgumentError: leaves that are not arrays, or a transformation of JAX; on all instances: trees that differ.
     """
-    if not isinstance(root, int) or not 0 <= root < num_instances():
-        expected = f"a whole number from 0 to {num_instances() - 1}"
-        raise ArgumentValueError(
-            "root of ipu.distributed.broadcast must be the number of an instance", expected=expected, got=root
-        )
-    leaves, structure = _stacked(f"ipu.distributed.broadcast from instance {root}", tree)
-    return jax.tree.unflatten(structure, [x[root] for x in leaves])
+    label = "root of ipu.distributed.broadcast must be the number of an instance"
+    expected = f"a whole number from 0 to {num_instances() - 1}"
+    number = whole_number(label, root, 0, expected)
+    if number >= num_instances():
+        raise ArgumentValueError(label, expected=expected, got=root)
+    leaves, structure = _stacked(f"ipu.distributed.broadcast from instance {number}", tree)
+    return jax.tree.unflatten(structure, [x[number] for x in leaves])
 
 
 def all_reduce(tree: Any, op: Literal["mean", "sum", "max", "min"] = "mean") -> Any:
@@ -107,7 +107,7 @@ def all_reduce(tree: Any, op: Literal["mean", "sum", "max", "min"] = "mean") -> 
         ArgumentError: another operation, leaves that are not arrays, or a transformation of JAX; on all instances:
             trees that differ.
     """
-    if op not in _OPERATIONS:
+    if op not in tuple(_OPERATIONS):
         raise ArgumentValueError(
             "unknown reduction over instances", expected=f"one of {', '.join(_OPERATIONS)}", got=repr(op)
         )
@@ -183,8 +183,8 @@ def _stacked(action: str, tree: Any, refused: tuple[Any, ...] = ()) -> tuple[lis
 def _array(action: str, place: str, leaf: Any, refused: tuple[Any, ...]) -> jax.Array:
     try:
         array = jnp.asarray(leaf)
-    except TypeError as error:
-        got = f"{describe(leaf)} at {place}"
+    except (TypeError, ValueError, OverflowError) as error:  # of masked arrays; of numbers wider than JAX's
+        got = f"{describe(leaf)} at {place}: {error}"
         raise ArgumentTypeError(f"{action} takes arrays", expected="arrays or numbers", got=got) from error
     if any(jnp.issubdtype(array.dtype, kind) for kind in refused):
         got = f"{describe(array)} at {place}"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _NO_CALL = object()  # in the place of the device of the latest call
 _TRANSFORMATION = "a transformation of JAX"
 _DONATED_TWICE = "donate", "Execute()"  # words in XLA's error about a donated array that a call has twice
-_REFUSALS = TypeError, ValueError, RuntimeError  # what JAX's dispatch raises for arguments
+_REFUSALS = TypeError, ValueError, OverflowError, RuntimeError  # what JAX's dispatch raises for arguments
 
 
 class _CallsPython(Exception):

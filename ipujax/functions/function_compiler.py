@@ -194,7 +194,7 @@ class FunctionCompiler:
             if traced.closes_over_tracers:
                 check_live(self.plain, args, kwargs, *user.dynamic(args, kwargs))
             return traced
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             check_memories(user.name, error)
             check_blocks(user.name, error)
             check_arguments(user.fun, args, kwargs, *user.settings.static, shapes=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ipujax.front_end import nearest
 from ipujax.onnx.budget import Budget
+from ipujax.onnx.element_types import canonical, is_floating
 from ipujax.onnx.graphs import Dim, Graph, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.wide_values import check_held, typed_array
@@ -94,7 +95,14 @@ def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array])
             message = f"params[{name!r}] has the wrong shape"
             raise OnnxError(message, expected=expected[name].shape, got=np.shape(value))
         check_held(value, f"params[{name!r}]")
-    return {name: jnp.asarray(value) for name, value in params.items()}
+    arrays = {name: jnp.asarray(value) for name, value in params.items()}
+    for name, array in arrays.items():
+        if not is_floating(array):  # quotients of integers, for one, are others
+            hint = f"convert it: x.astype({expected[name].dtype})"
+            raise OnnxError(
+                f"params[{name!r}] has the wrong dtype", expected=expected[name].dtype, got=array.dtype, hint=hint
+            )
+    return arrays
 
 
 def check_values(params: Any, infos: Sequence[ValueInfo], inputs: Sequence[Any]) -> None:
@@ -139,15 +147,23 @@ def _array(info: ValueInfo, value: Any) -> jax.Array:
         array = jnp.asarray(_held(info, value))
     except (TypeError, ValueError) as error:
         raise OnnxError(f"input {info.name!r} is no array of numbers", expected=str(info), got=str(error)) from error
-    if info.dtype is not None and _dtype_kind(array.dtype) != _dtype_kind(info.dtype):
+    if info.dtype is not None and not _can_be_passed(array.dtype, info.dtype):
         hint = f"convert it: x.astype({info.dtype})"
         raise OnnxError(f"input {info.name!r} has the wrong dtype", expected=str(info), got=array.dtype, hint=hint)
-    return array
+    # Integers of fewer bits would wrap where those of the file do not.
+    is_narrow = info.dtype is not None and array.dtype.kind in "iu" and array.dtype != canonical(info.dtype)
+    return array.astype(canonical(info.dtype)) if is_narrow else array
 
 
-def _dtype_kind(dtype: Any) -> str:
-    """Return the kind of a dtype: a model in float32 can be called with bfloat16 parameters and inputs."""
-    return "floating" if jnp.issubdtype(dtype, jnp.floating) else np.dtype(dtype).kind
+def _can_be_passed(dtype: Any, declared: Any) -> bool:
+    """Return whether a dtype is that of the file, fewer bits of the same integers, or a float for another.
+
+    A model in float32 can be called with bfloat16 parameters and inputs.
+    """
+    if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(declared, jnp.floating):
+        return jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(declared, jnp.floating)
+    is_alike = np.dtype(dtype).kind == np.dtype(declared).kind
+    return is_alike and np.can_cast(dtype, canonical(declared))
 
 
 def _check_shape(info: ValueInfo, shape: tuple[int, ...], sizes: dict[str, int]) -> None:

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from ipujax.arguments import check_optimizer, floating_dtype
+from ipujax.arguments import check_optimizer, floating_dtype, whole_number
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 
 Optimizer = Any  # an optax.GradientTransformation, or another named tuple of `init` and `update`
@@ -119,8 +120,8 @@ def automatic_loss_scale(
     """
     who = "automatic_loss_scale"
     check_optimizer(optimizer, who)
-    positive = {"initial_scale": initial_scale, "growth_interval": growth_interval, "min_scale": min_scale}
-    for name, value in positive.items():
+    whole_number(f"growth_interval of ipu.optim.{who}", growth_interval, 1)
+    for name, value in {"initial_scale": initial_scale, "factor": factor, "min_scale": min_scale}.items():
         _check_positive(name, value, who)
     if not factor > 1:
         raise ArgumentValueError(f"factor of ipu.optim.{who}", expected="a number above 1", got=factor)
@@ -201,5 +202,9 @@ def _all_finite(grads: Any) -> Any:
 
 
 def _check_positive(name: str, value: Any, who: str) -> None:
-    if not value > 0:
-        raise ArgumentValueError(f"{name} of ipu.optim.{who}", expected="a positive number", got=value)
+    is_number = hasattr(value, "__float__") and np.size(value) == 1  # texts have none
+    with np.errstate(over="ignore"):
+        single = np.float32(value if is_number else np.nan)  # the dtype of scales
+    if not 0 < single < np.inf:
+        expected = "a positive number that float32 holds"
+        raise ArgumentValueError(f"{name} of ipu.optim.{who}", expected=expected, got=value)

@@ -38,13 +38,24 @@ def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
     except TypeError as error:
         got = f"{a!r}, {b!r}"
         raise GraphError(f"{name or 'unnamed'} must have a type and a shape", expected="FLOAT, [4]", got=got) from error
-    # Without `jax_enable_x64` JAX would narrow 64-bit types in silence.
-    if isinstance(dtype, np.dtype) and (dtype.kind not in _NUMBERS or jax.dtypes.canonicalize_dtype(dtype) != dtype):
-        message = f"{name or 'unnamed'} is of {dtype_name(dtype)}"
-        raise GraphError(message, expected="a type of at most 32 bits, such as FLOAT or INT")
+    if isinstance(dtype, np.dtype):
+        dtype = element_type(dtype, name or "unnamed")
     if any(n < 0 for n in sizes):
         raise GraphError(f"{name or 'unnamed'} has a negative size", expected="sizes of at least 0", got=list(sizes))
     return dtype, sizes
+
+
+def element_type(dtype: Any, name: str) -> np.dtype:
+    """Return the type of elements that a user gives; refuse one that tensors do not have."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise GraphError(f"{name} must have a type", expected="FLOAT, INT, …", got=repr(dtype)) from error
+    # Without `jax_enable_x64` JAX would narrow 64-bit types in silence.
+    if kind.kind not in _NUMBERS or jax.dtypes.canonicalize_dtype(kind) != kind:
+        expected = "a type of at most 32 bits, such as FLOAT or INT"
+        raise GraphError(f"{name} is of {dtype_name(kind)}", expected=expected)
+    return kind
 
 
 def fill_array(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poplin import matmul as _matmul
 from ipujax.poplar.library import same_type
+from ipujax.poplar.types import element_type
 from ipujax.poplin.operands import Options, create_mapped_operands, settings
 from ipujax.popops.elementwise import scaled_add_to
 from ipujax.runtime.errors import GraphError
@@ -66,9 +67,10 @@ def mat_mul_grouped(
 ) -> Tensor:
     """Multiply groups of matrices, [g, m, k] by [g, k, n], to [g, m, n]; arguments as of `mat_mul`."""
     _check_ranks(name, a, b, 3)
+    kind = None if output_type is None else element_type(output_type, name)
     # Operands without a tile mapping are an error here; only results and temporaries get one.
     with placing(graph, [a, b]):
-        return _matmul(Builder(graph, prog, name), a, b, out_dtype=output_type, **settings("matmul", options))
+        return _matmul(Builder(graph, prog, name), a, b, out_dtype=kind, **settings("matmul", options))
 
 
 def mat_mul_acc(

@@ -93,7 +93,9 @@ def cholesky(graph: Graph, a: Tensor, prog: Program, name: str = "cholesky", *, 
     _check_square(name, a)
 
     def factor(x: jax.Array) -> jax.Array:
-        return jnp.linalg.cholesky(x, upper=not lower)
+        # In float: LAPACK has no half precision.
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return jnp.linalg.cholesky(wide, upper=not lower).astype(x.dtype)
 
     return add(graph, factor, [a], prog, name)
 

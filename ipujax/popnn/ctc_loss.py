@@ -31,6 +31,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add
+from ipujax.poplar.types import element_type
 from ipujax.poplin.operands import create_mapped_operands
 from ipujax.recurrent import counting_dtype
 from ipujax.runtime.errors import GraphError
@@ -344,8 +345,9 @@ def _add_loss(
     name: str,
 ) -> Any:
     _check(name, operands, blank)
+    kind = element_type(out_type, name)
     return add(
-        graph, lambda *a: jax.tree.map(lambda y: y.astype(out_type), function(*a, blank=blank)), operands, prog, name
+        graph, lambda *a: jax.tree.map(lambda y: y.astype(kind), function(*a, blank=blank)), operands, prog, name
     )
 
 

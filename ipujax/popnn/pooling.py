@@ -18,7 +18,7 @@ from jax import lax
 from ipujax.poplar.library import add
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,18 @@ def _pooling(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
     return pool_array
 
 
+def _check_floats(name: str, x: Tensor) -> None:
+    if x.dtype.kind != "f":
+        raise GraphError(f"{name}: elements of a pooling", expected="FLOAT or HALF", got=dtype_name(x.dtype))
+
+
 def pool(graph: Graph, params: PoolParams, x: Tensor, prog: Program, name: str = "pool") -> Tensor:
-    """Pool a tensor [batch, channels, field…] into a new one."""
+    """Pool a tensor [batch, channels, field…] into a new one.
+
+    Raises:
+        GraphError: elements that are no floats, or other dimensions than a batch, channels and the window's.
+    """
+    _check_floats(name, x)
     return add(graph, _pooling(params), [x], prog, name)
 
 
@@ -83,6 +93,8 @@ def pool_input_gradient(
     graph: Graph, params: PoolParams, x: Tensor, gradient: Tensor, prog: Program, name: str = "pool_gradient"
 ) -> Tensor:
     """Return the gradient of the operand of `pool`, from that operand and the gradient of the result."""
+
+    _check_floats(name, x)
 
     # JAX's rule recomputes the forward pass, as far as the gradient reads it.
     def backward(a: jax.Array, g: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add_elementwise, add_elementwise as _add, check_tensors, checked, same_type
-from ipujax.poplar.types import cast_values
+from ipujax.poplar.types import cast_values, element_type
 from ipujax.popops.expr import NUM_OF_ONE_TYPE, Expression, evaluate
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
@@ -269,4 +269,5 @@ def map_in_place(
 
 def cast(graph: Graph, x: Tensor, dtype: Any, prog: Program, name: str = "cast") -> Tensor:
     """Convert a tensor to a type; returns the tensor itself if it has that type."""
-    return _add(graph, lambda a: a.astype(dtype), [x], prog, name)
+    kind = element_type(dtype, name)
+    return _add(graph, lambda a: a.astype(kind), [x], prog, name)

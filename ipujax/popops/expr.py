@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.types import cast_values
+from ipujax.poplar.types import cast_values, element_type
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.tensor import dtype_name
 
@@ -128,7 +128,7 @@ def evaluate(
                 raise GraphError(f"placeholder _{number} has no tensor", where=user_line(), expected=expected)
             return arrays[number - 1]
         case Cast(operand, dtype):
-            return evaluate(operand, arrays, operations).astype(dtype)
+            return evaluate(operand, arrays, operations).astype(element_type(dtype, "a Cast"))
         case Apply():
             values = [evaluate(x, arrays, operations) for x in expression.operands if not isinstance(x, Const)]
             if not values:

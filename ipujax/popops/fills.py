@@ -47,12 +47,14 @@ def iota(graph: Graph, x: Tensor, start: int, prog: Program, name: str = "iota")
     """Write start, start + 1, … to a vector.
 
     Raises:
-        GraphError: a tensor that is not a vector of integers.
+        GraphError: a tensor that is not a vector of integers, or numbers out of the range of its type.
     """
     check_tensors(name, x)
     if x.ndim != 1 or x.dtype.kind not in "iu":
         got = f"{dtype_name(x.dtype)}{list(x.shape)}"
         raise GraphError(f"{name} must write to a vector of integers", got=got)
+    if x.size:  # `jnp.arange` wraps in silence
+        cast_values(np.array([start, start + x.size - 1]), x.dtype, f"{name}: first and last number")
     add(graph, lambda: jnp.arange(start, start + x.size, dtype=x.dtype), [], prog, name, [x])
 
 

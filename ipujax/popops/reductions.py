@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add, check_tensors, look_up
+from ipujax.poplar.types import element_type
 from ipujax.popops.elementwise import check_scales
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
@@ -74,7 +75,8 @@ def reduce(
     """
     # A type of the result wins; else an update must stay of its type, and other results are of that of `x`.
     _check(name, x, dims, operation, summing=scale is not None or update is not None)
-    dtype = out_type if out_type is not None else x.dtype if update is None else update.dtype
+    dtype = x.dtype if update is None else update.dtype
+    dtype = dtype if out_type is None else element_type(out_type, name)
     check_scales(name, dtype, scale)
     # A scale that is a number becomes an immediate; only tensors are operands.
     operands = [x, *([scale] if isinstance(scale, Tensor) else []), *([] if update is None else [update])]

@@ -357,7 +357,7 @@ class _Search:
         while queue:
             n = next(iter(queue))
             del queue[n]
-            if self._evaluations_left == 0:
+            if self._evaluations_left <= 0:
                 message = f"no solution was proved best in {self._max_evaluations} evaluations of constraints"
                 raise SearchLimitError(message, hint="smaller domains, or Model(max_evaluations=…)")
             self._evaluations_left -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -46,7 +47,10 @@ class BlockPattern:
     columns: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        m, k = _numbers(self.shape, "shape of a pattern")
+        sizes = _numbers(self.shape, "shape of a pattern")
+        if len(sizes) != 2:
+            raise ArgumentValueError("shape of a pattern", expected="rows and columns", got=sizes)
+        m, k = sizes
         if self.block not in BLOCK_SIZES:
             raise ArgumentValueError("block of a pattern", expected=f"one of {BLOCK_SIZES}", got=self.block)
         if m % self.block or k % self.block or min(m, k) < 1:
@@ -98,8 +102,7 @@ class BlockPattern:
         """The values of a dense matrix [m, k] in the blocks of the pattern, [blocks, block, block]."""
         m, k = self.shape
         b = self.block
-        if dense.shape != self.shape:
-            raise ArgumentValueError("a dense matrix of a pattern", expected=self.shape, got=dense.shape)
+        _check_shape("a dense matrix of a pattern", dense, self.shape)
         tiles = dense.reshape(m // b, b, k // b, b).swapaxes(1, 2)
         return tiles[np.array(self.rows, int), np.array(self.columns, int)]
 
@@ -107,9 +110,15 @@ class BlockPattern:
         """The matrix [m, k] of blocks [blocks, block, block]; zero elsewhere."""
         m, k = self.shape
         b = self.block
+        _check_shape("blocks of a pattern", blocks, (self.num_blocks, b, b))
         tiles = jnp.zeros((m // b, k // b, b, b), blocks.dtype)
         tiles = tiles.at[np.array(self.rows, int), np.array(self.columns, int)].set(blocks)
         return tiles.swapaxes(1, 2).reshape(m, k)
+
+
+def _check_shape(label: str, array: Any, expected: tuple[int, ...]) -> None:
+    if (shape := getattr(array, "shape", type(array).__name__)) != expected:
+        raise ArgumentValueError(label, expected=f"an array {expected}", got=shape)
 
 
 def _numbers(values: Sequence[Any], label: str) -> tuple[int, ...]:
@@ -141,14 +150,19 @@ class _BlockMatrix:
 
     def blocks(self) -> np.ndarray:
         """Return the values, [blocks, block, block]."""
-        return np.asarray(self.nz_values).reshape(-1, *self.block_dimensions)
+        values = np.asarray(self.nz_values)
+        count = len(self.column_indices)
+        if values.size != count * prod(self.block_dimensions):
+            expected = f"{count} blocks of {self.block_dimensions}"
+            raise ArgumentValueError("nz_values", expected=expected, got=values.shape)
+        return values.reshape(-1, *self.block_dimensions)
 
     def _pattern_at(self, rows: np.ndarray) -> BlockPattern:
         """Return the pattern of blocks that begin in `rows`, int[blocks], and the columns of the matrix."""
         block, width = self.block_dimensions
         if block != width:
             raise ArgumentValueError("block_dimensions", expected="square blocks", got=self.block_dimensions)
-        columns = np.asarray(self.column_indices, int)
+        columns = np.array(_numbers(self.column_indices, "column_indices"), int)
         outside_grid = [*rows[rows % block != 0], *columns[columns % block != 0]]
         if outside_grid:
             got = ", ".join(map(str, outside_grid[:8]))
@@ -163,7 +177,7 @@ class COOMatrix(_BlockMatrix):
 
     def pattern(self) -> BlockPattern:
         """Return the positions of the blocks."""
-        return self._pattern_at(np.asarray(self.row_indices, int))
+        return self._pattern_at(np.array(_numbers(self.row_indices, "row_indices"), int))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +187,16 @@ class CSRMatrix(_BlockMatrix):
     def pattern(self) -> BlockPattern:
         """Return the positions of the blocks."""
         block = self.block_dimensions[0]
-        lengths = np.diff(np.asarray(self.row_indices, int)) // (block * self.block_dimensions[1])
-        if len(lengths) * block != self.num_rows or lengths.sum() != len(self.column_indices):
-            expected = f"{self.num_rows // block + 1} starts of rows, for {len(self.column_indices)} blocks"
+        starts, cut_off = np.divmod(
+            np.array(_numbers(self.row_indices, "row_indices"), int), block * self.block_dimensions[1]
+        )
+        lengths = np.diff(starts)
+        ends = (*starts[:1], *starts[-1:])
+        if len(lengths) * block != self.num_rows or ends != (0, len(self.column_indices)) or (lengths < 0).any():
+            expected = f"{self.num_rows // block + 1} starts of rows from 0, for {len(self.column_indices)} blocks"
+            raise ArgumentValueError("CSRMatrix: row_indices", expected=expected, got=list(self.row_indices)[:8])
+        if cut_off.any():
+            expected = f"multiples of the elements of a block, {block * self.block_dimensions[1]}"
             raise ArgumentValueError("CSRMatrix: row_indices", expected=expected, got=list(self.row_indices)[:8])
         rows = np.repeat(np.arange(len(lengths)) * block, lengths)
         return self._pattern_at(rows)

@@ -15,12 +15,14 @@ host; one far less even than a random one needs more propagation steps, or large
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, log, prod, sqrt
+from math import ceil, inf, log, prod, sqrt
+from numbers import Real
 from typing import Any
 
 import jax
 import numpy as np
 
+from ipujax.arguments import whole_number
 from ipujax.popsparse.block_pattern import BlockPattern
 from ipujax.popsparse.cell_grids import (
     MOST_CELLS,
@@ -91,21 +93,29 @@ class DynamicPlan:
     buckets: int = MOST_CELLS
 
     def __post_init__(self) -> None:
-        BlockPattern(self.shape, self.block, (), ())
+        pattern = BlockPattern(self.shape, self.block, (), ())
         all_blocks = self.shape[0] // self.block * (self.shape[1] // self.block)
         for name, value, minimum, limit in (
             ("max_blocks", self.max_blocks, 1, all_blocks),
-            ("columns", self.columns, 1, None),
-            ("propagation_steps", self.propagation_steps, 0, None),
-            ("oversize", self.oversize, 0, None),
-            ("buckets", self.buckets, 1, None),
+            ("columns", self.columns, 1, inf),
+            ("propagation_steps", self.propagation_steps, 0, inf),
+            ("buckets", self.buckets, 1, inf),
         ):
-            if value < minimum or (limit is not None and value > limit):
-                expected = f"at least {minimum}" if limit is None else f"{minimum} … {limit}"
+            expected = f"a whole number, at least {minimum}" if limit == inf else f"a whole number, {minimum} … {limit}"
+            number = whole_number(f"DynamicPlan: {name}", value, minimum, expected)
+            if number > limit:
                 raise ArgumentValueError(f"DynamicPlan: {name}", expected=expected, got=value)
-        if np.dtype(self.dtype) not in (np.float32, np.float16):
+            object.__setattr__(self, name, number)
+        if not (isinstance(self.oversize, Real) and 0 <= self.oversize < inf):
+            raise ArgumentValueError("DynamicPlan: oversize", expected="a number, at least 0", got=self.oversize)
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            dtype = None
+        if dtype not in (np.float32, np.float16):
             raise ArgumentTypeError("DynamicPlan: dtype", expected="float32 or float16", got=self.dtype)
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "shape", pattern.shape)
 
     @property
     def grid(self) -> Grid:

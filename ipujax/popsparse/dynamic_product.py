@@ -54,12 +54,14 @@ def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, con
     if not isinstance(plan, DynamicPlan) or not isinstance(sparse, SparseBlocks):
         got = f"{type(plan).__name__}, {type(sparse).__name__}"
         raise ArgumentTypeError(name, expected="a DynamicPlan and its SparseBlocks", got=got)
-    if sparse.values.dtype != plan.dtype or x.dtype != plan.dtype:
-        got = f"{sparse.values.dtype}, {x.dtype}"
-        raise ArgumentTypeError(f"{name}: operands", expected=f"both {plan.dtype}", got=got)
+    dtypes = [getattr(array, "dtype", type(array).__name__) for array in (sparse.values, x)]
+    if any(dtype != plan.dtype for dtype in dtypes):
+        got = f"{dtypes[0]}, {dtypes[1]}"
+        raise ArgumentTypeError(f"{name}: operands", expected=f"arrays, both {plan.dtype}", got=got)
     grid = plan.grid
     shape = grid.cells * plan.size, plan.block, plan.block
-    if sparse.values.shape != shape or sparse.slot.shape[0] != plan.steps + 1:
+    by_cell = grid.cells, plan.size
+    if (sparse.values.shape, sparse.row.shape, sparse.slot.shape) != (shape, by_cell, (plan.steps + 1, *by_cell)):
         raise ArgumentValueError(
             f"{name}: the sparse matrix was encoded with another plan",
             expected=f"values {shape}",

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.arguments import whole_number
 from ipujax.lowering.rules import take_rows
 from ipujax.popsparse.block_pattern import BlockPattern
 from ipujax.popsparse.cell_grids import (
@@ -63,8 +64,8 @@ def static_softmax(pattern: BlockPattern, values: jax.Array) -> jax.Array:
     """
     if not isinstance(pattern, BlockPattern):
         raise ArgumentTypeError("static_softmax: pattern", expected="a BlockPattern", got=type(pattern).__name__)
-    if values.dtype not in (np.float32, np.float16):
-        raise ArgumentTypeError("static_softmax: values", expected="float32 or float16", got=values.dtype)
+    if (dtype := getattr(values, "dtype", type(values).__name__)) not in (np.float32, np.float16):
+        raise ArgumentTypeError("static_softmax: values", expected="an array of float32 or float16", got=dtype)
     expected = (pattern.num_blocks, pattern.block, pattern.block)
     if values.shape != expected:
         raise ArgumentValueError("static_softmax: values", expected=expected, got=values.shape)
@@ -294,12 +295,12 @@ def static_sampled_matmul(
 def _check(name: str, pattern: Any, buckets: int, a: jax.Array, b: jax.Array) -> None:
     if not isinstance(pattern, BlockPattern):
         raise ArgumentTypeError(f"{name}: pattern", expected="a BlockPattern", got=type(pattern).__name__)
-    if a.dtype != b.dtype or a.dtype not in _DTYPES:
+    dtypes = [getattr(x, "dtype", type(x).__name__) for x in (a, b)]
+    if dtypes[0] != dtypes[1] or dtypes[0] not in _DTYPES:
         raise ArgumentTypeError(
-            f"{name}: operands", expected="both float32, or both float16", got=f"{a.dtype}, {b.dtype}"
+            f"{name}: operands", expected="arrays, both float32, or both float16", got=f"{dtypes[0]}, {dtypes[1]}"
         )
-    if buckets < 1:
-        raise ArgumentValueError(f"{name}: buckets", expected="at least 1", got=buckets)
+    whole_number(f"{name}: buckets", buckets, 1, "a whole number, at least 1")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.arguments import has_tracer
 from ipujax.lowering.digests import NoDigestError, digest_of
 from ipujax.lowering.rules import codelet_call_p
 from ipujax.poplar.types import cast_values
@@ -110,8 +111,7 @@ def _operands(cls: type[Vertex], arrays: Sequence[Any]) -> list[jax.Array]:
         expected = f"an array for each of {[field.name for field in fields]}"
         raise ArgumentError(f"{name} got {len(arrays)} arrays", expected=expected)
     pairs = zip(fields, arrays, strict=True)
-    # Python numbers and lists take the dtype of the field; arrays must have it.
-    operands = [jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, field.dtype) for field, x in pairs]
+    operands = [_operand(f"{name}: array of field {field.name}", field, x) for field, x in pairs]
     for field, x in zip(fields, operands, strict=True):
         dims = NUM_DIMS[field.kind]
         if x.dtype != field.dtype or x.ndim not in (dims, dims + 1):
@@ -119,6 +119,19 @@ def _operands(cls: type[Vertex], arrays: Sequence[Any]) -> list[jax.Array]:
             got = f"{dtype_name(x.dtype)}{list(x.shape)}"
             raise ArgumentError(f"{name}: array of field {field.name}", expected=expected, got=got)
     return operands
+
+
+def _operand(label: str, field: VertexField, x: Any) -> jax.Array:
+    """Return an argument as an array: numbers and lists take the dtype of the field, arrays must have it."""
+    try:
+        if hasattr(x, "dtype"):
+            return jnp.asarray(x)
+        if has_tracer(jax.tree.leaves(x)):
+            return jnp.asarray(x, field.dtype)
+        return jnp.asarray(cast_values(x, field.dtype, label))
+    except (GraphError, TypeError, ValueError) as error:  # ValueError: masked arrays
+        expected = f"an array, or numbers that {dtype_name(field.dtype)} holds"
+        raise ArgumentError(label, expected=expected, got=f"{' '.join(repr(x).split()):.60}") from error
 
 
 def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, Any]) -> dict[str, Any]:

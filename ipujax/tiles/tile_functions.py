@@ -58,7 +58,10 @@ def tile_numbers(tiles: Any, name: str) -> tuple[int, ...]:
 
 def whole_numbers(values: Any, argument: str) -> tuple[int, ...]:
     """Return whole numbers as a tuple; raises ArgumentTypeError for anything else."""
-    numbers = np.asarray(list(values) if isinstance(values, range) else values)
+    try:
+        numbers = np.asarray(list(values) if isinstance(values, range) else values)
+    except ValueError:  # lists of different lengths
+        numbers = np.asarray(None)
     if numbers.size == 0:
         return ()
     if numbers.dtype.kind not in "iu" or numbers.ndim > 1:
@@ -101,8 +104,9 @@ def as_array(x: Any, name: str, argument: str) -> Any:
     """Return a value as an array of JAX; raise ArgumentTypeError for a value that cannot be converted."""
     try:
         return jnp.asarray(x)
-    except TypeError as error:
-        raise ArgumentTypeError(f"{name}: {argument}", expected="an array", got=type(x).__name__) from error
+    except (TypeError, ValueError, OverflowError) as error:  # of masked arrays, uneven lists and large numbers too
+        got = f"{type(x).__name__}: {error}"
+        raise ArgumentTypeError(f"{name}: {argument}", expected="an array", got=got) from error
 
 
 def shown(x: Any) -> str:

@@ -146,10 +146,12 @@ class Digests:
         return "".join([f"{lines.get(id(code)) or self.lines(code)}@{n};" for code, n in frames])
 
     def _code_digest(self, code: CodeType) -> str:
-        """Return the digest of a function's byte code, names, lines and constants, and of those inside it."""
+        """Return the digest of a function: byte code, names, parameters, lines, constants, functions inside it."""
         names = (code.co_filename, code.co_qualname, code.co_firstlineno, code.co_names, code.co_varnames)
+        # Which of the names are parameters, and whether the last ones take any number of arguments.
+        parameters = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         lines = hashlib.sha256(code.co_code + code.co_linetable + code.co_exceptiontable).hexdigest()
-        return digest_of_text(f"{names!r}{lines}{self.walk_digest(code.co_consts)}")
+        return digest_of_text(f"{names!r}{parameters!r}{lines}{self.walk_digest(code.co_consts)}")
 
 
 class _Walk:

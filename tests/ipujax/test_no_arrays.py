@@ -26,6 +26,7 @@ NO_ARRAYS: dict[str, tuple[Any, str, str]] = {
     "a string": ("abc", "is not an array", "str 'abc'"),
     "an object": (object(), "is not an array", "object <object"),
     "a function": (jnp.sin, "is not an array", "got: "),
+    "a masked array": (np.ma.masked_array([[1.0, 2.0]], [[0, 1]]), "is not an array", "MaskedArray of float64"),
     "an array of objects": (np.array([None]), "is not an array", "ndarray of object"),
 }
 
@@ -66,6 +67,15 @@ def test_shapes_are_not_blamed_where_they_will_do() -> None:
             fun.lower(shape, shape)
     with pytest.raises(ArgumentTypeError, match="argument y of <lambda> is not an array"):
         fun.lower(SHAPE, "abc")
+
+
+def test_numbers_too_large_for_any_dtype() -> None:
+    fun = ipu.jit(lambda x: x, device=DEVICE)
+    for way in (fun, fun.lower, fun.eval_shape):
+        with pytest.raises(
+            ArgumentOverflowError, match=r"argument x\[0\] of <lambda> is too large(.|\n)*at: test_no_arr"
+        ):
+            way([2**40])
 
 
 def test_numbers_too_large_for_the_compiled_dtype() -> None:

@@ -132,3 +132,8 @@ def test_a_profile_names_the_slower_of_host_and_device(clock_hz: float) -> None:
 def test_refuses_a_non_depth(depth: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match="a whole number from 0"):
         ipu.prefetch([1], depth=depth)
+
+
+def test_refuses_what_is_no_iterable() -> None:
+    with pytest.raises(ipu.ArgumentError, match=r"batches of ipu.prefetch[\s\S]*got: 3"):
+        ipu.prefetch(3)  # type: ignore[arg-type]

@@ -316,9 +316,8 @@ def _loop(step: Step, kind: str, outfeed: str, names: StateNames) -> Callable[[A
 
 
 def _read(iterator: Iterator[Any], steps: int) -> list[Any]:
-    """Return the next batches, copied if there are several: a generator may fill the same arrays again for each."""
-    batches = islice(iterator, steps)
-    return list(batches) if steps == 1 else [jax.tree.map(_copied, batch) for batch in batches]
+    """Return the next batches, copied: a generator may fill the same arrays again while the device reads them."""
+    return [jax.tree.map(_copied, batch) for batch in islice(iterator, steps)]
 
 
 def _copied(leaf: Any) -> Any:

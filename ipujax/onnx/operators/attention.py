@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, numpy_for, refuse_outside, refuse_outside_axis
 from ipujax.onnx.registry import operator
 
@@ -191,6 +192,7 @@ def linear_attention(
 ) -> tuple[Array, Array]:
     """Attention as a recurrence of states [N, heads, key size, value size]: a `lax.scan` over time, in float32."""
     # `chunk_size` is a hint to implementations, without part in the result.
+    _check_update_rule(update_rule, decay, beta)
     q, k, v = (
         _time_first(jnp.asarray(each), heads)
         for each, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
@@ -208,7 +210,7 @@ def linear_attention(
         if beta is None
         else jnp.asarray(beta).astype(jnp.float32).swapaxes(0, 1)[..., None]
     )
-    corrected = "delta" in update_rule
+    corrected = update_rule in ("delta", "gated_delta")
     state_dtype = jnp.asarray(query).dtype if past_state is None else jnp.asarray(past_state).dtype
     start = (
         jnp.zeros((batch, heads, size, v.shape[-1]), jnp.float32)
@@ -227,6 +229,22 @@ def linear_attention(
     last, outputs = lax.scan(step, start, (q, k, v, gates, rates))
     y = outputs.reshape(length, batch, -1).swapaxes(0, 1)
     return y.astype(jnp.asarray(query).dtype), last.astype(state_dtype)
+
+
+# Rule → whether it has decays, and rates.
+_UPDATE_RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
+
+
+def _check_update_rule(update_rule: str, decay: Optional, beta: Optional) -> None:
+    """Refuse a rule that there is not, and one with an operand that it does not read, or without one that it does."""
+    if update_rule not in _UPDATE_RULES:
+        raise OutsideError("update_rule is unknown", expected=f"one of {', '.join(_UPDATE_RULES)}", got=update_rule)
+    for name, operand, is_read in zip(("decay", "beta"), (decay, beta), _UPDATE_RULES[update_rule], strict=True):
+        if (operand is not None) != is_read:
+            message = f"the update rule {update_rule!r} {'needs' if is_read else 'does not read'} {name}"
+            raise OutsideError(
+                message, expected="the operand" if is_read else "none", got=name if operand is not None else "none"
+            )
 
 
 def _time_first(x: Array, heads: int) -> Array:

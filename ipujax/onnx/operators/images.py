@@ -216,12 +216,14 @@ def roi_align(
     def by_bin(samples: Array) -> Array:
         return samples.reshape(*samples.shape[:2], output_height, counts[0], output_width, counts[1])
 
+    # A bin of a region without extent has no sample: it is zero.
+    samples = by_bin(used).sum(axis=(3, 5))
     if mode == "avg":
         total = jnp.where(used, sum(corners[1:], corners[0]), 0)
-        return by_bin(total).sum(axis=(3, 5)) / by_bin(used).sum(axis=(3, 5)).astype(x.dtype)
+        return by_bin(total).sum(axis=(3, 5)) / jnp.maximum(samples, 1).astype(x.dtype)
     # of the weighted corners, not of the samples, as onnx.reference and onnxruntime have it
     largest = jnp.where(used, jnp.max(jnp.stack(corners), axis=0), -jnp.inf)
-    return by_bin(largest).max(axis=(3, 5))
+    return jnp.where(samples > 0, by_bin(largest).max(axis=(3, 5)), 0)
 
 
 def _corners(rois: Any, scale: float, half_pixel: bool, numpy: Any) -> Any:
@@ -252,7 +254,8 @@ def _axis_samples(start: Array, extent: Array, bins: int, count: int, ratio: int
     bin_extent = (extent / bins)[:, None, None]
     number = jnp.full_like(bin_extent, ratio) if ratio else jnp.ceil(bin_extent)
     sample = index_range(count)
-    position = start[:, None, None] + index_range(bins)[:, None] * bin_extent + (sample + 0.5) * bin_extent / number
+    spacing = bin_extent / jnp.maximum(number, 1)
+    position = start[:, None, None] + index_range(bins)[:, None] * bin_extent + (sample + 0.5) * spacing
     used = jnp.broadcast_to(sample < number, position.shape).reshape(len(start), bins * count)
     flat = position.reshape(len(start), bins * count)
     inside = (flat >= -1) & (flat <= size)

@@ -160,13 +160,15 @@ def tensor_scatter(
 @operator("OneHot")
 def one_hot(indices: Value, depth: Static, values: Value, *, axis: int = -1) -> Array:
     """On where the position on the new axis is the index, off elsewhere; `values` is (off, on)."""
+    # Fractions are cut off, as by the cast to int64 that ONNX asks for.
     size = integers(depth)[0]
     refuse_outside(np.asarray(size), 0, MAX_SIZE, "depth")
     off, on = jnp.asarray(values)
     # Types of 8 and 16 bits do not have every position: integers would wrap, and floats be rounded to one another.
     narrow = np.dtype(indices.dtype).itemsize < 4
     wide = indices.astype(np.float32 if is_floating(indices) else np.int32) if narrow else indices
-    expanded = jnp.expand_dims(_from_start(wide, size), axis)
+    whole = jnp.trunc(wide) if is_floating(indices) else wide
+    expanded = jnp.expand_dims(_from_start(whole, size), axis)
     along = axis_of(axis, expanded.ndim)
     position = index_range(size).reshape([-1 if each == along else 1 for each in range(expanded.ndim)])
     return jnp.where(expanded == position, on, off)

@@ -28,8 +28,10 @@ def batch_normalization(
     output_count: int = 1,
 ) -> Array | tuple[Array, ...]:
     """Each channel normalised with given statistics, or with its own, and then the running statistics too."""
+    shape = x.shape
+    x = x[:, None] if x.ndim == 1 else x  # of one channel
     if not training_mode:
-        return _normalized(x, scale, bias, input_mean, input_var, epsilon)
+        return _normalized(x, scale, bias, input_mean, input_var, epsilon).reshape(shape)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
     # Statistics of half precision are computed in single precision.
     wide = x.astype(working_dtype(x.dtype))
@@ -40,7 +42,7 @@ def batch_normalization(
         (momentum * jnp.asarray(old) + (1 - momentum) * new).astype(jnp.asarray(old).dtype)
         for old, new in ((input_mean, mean), (input_var, variance))
     ]
-    return (_normalized(x, scale, bias, mean, variance, epsilon), *running)[:output_count]
+    return (_normalized(x, scale, bias, mean, variance, epsilon).reshape(shape), *running)[:output_count]
 
 
 def _normalized(x: Array, scale: Value, bias: Value, mean: Value, variance: Value, epsilon: float) -> Array:

@@ -160,10 +160,14 @@ def quantized_matmul(
 ) -> Array:
     """Quantised product of quantised matrices, in integers up to the last scale."""
     product = matmul_integer(a, b, a_zero_point, b_zero_point)
-    scale = by_slice(a_scale, product, -2) * by_slice(b_scale, product, -1) / by_slice(y_scale, product, -2)
+    # In float32: the product of two scales of half precision underflows.
+    a_scales, b_scales, y_scales = (
+        by_slice(scale, product, axis).astype(jnp.float32)
+        for scale, axis in ((a_scale, -2), (b_scale, -1), (y_scale, -2))
+    )
     zero = jnp.asarray(y_zero_point)
     shifted = by_slice(zero, product, -2).astype(jnp.int32)
-    return _quantized(product.astype(jnp.float32) * scale.astype(jnp.float32), shifted, zero.dtype, True)
+    return _quantized(product.astype(jnp.float32) * (a_scales * b_scales / y_scales), shifted, zero.dtype, True)
 
 
 @operator("QLinearConv")

@@ -92,7 +92,7 @@ REDUCTIONS: Mapping[str, Reduce] = {
 # Computed in float32 for integers, and rounded toward zero.
 IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 # Computed in float32 for half precision, whose range squares and sums may leave where the result does not.
-WIDE = {"ReduceL2", "ReduceLogSum", "ReduceSumSquare"}
+WIDE = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"}
 
 
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:

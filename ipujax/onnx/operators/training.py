@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.element_types import working_dtype
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, refuse_outside
 from ipujax.onnx.registry import is_static, operator
 
@@ -39,9 +40,11 @@ def negative_log_likelihood(
     loss = -jnp.where(is_counted, picked, 0) * used
     if reduction == "none":
         return loss
-    total = jnp.sum(loss)
+    # Of many samples the sum of half precision leaves its range where the mean does not.
+    wide = working_dtype(x.dtype)
+    total = jnp.sum(loss.astype(wide))
     # If all targets are ignored, the mean is 0 / 0, so NaN.
-    return total if reduction == "sum" else total / jnp.sum(used)
+    return (total if reduction == "sum" else total / jnp.sum(used.astype(wide))).astype(x.dtype)
 
 
 @operator("SoftmaxCrossEntropyLoss")

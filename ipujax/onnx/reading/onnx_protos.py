@@ -97,7 +97,7 @@ def with_inferred_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_inlined_functions(model: onnx.ModelProto, convert_version: bool = False) -> onnx.ModelProto:
-    """Return a model whose own functions are inlined.
+    """Return a model whose own functions are inlined; the given one has the defaults of their attributes at calls.
 
     With `convert_version` functions of another opset are brought to that of the model. onnx is asked for it only where
     there are such: it needs the types of all results of calls, which it cannot infer for functions that call others.
@@ -105,5 +105,16 @@ def with_inlined_functions(model: onnx.ModelProto, convert_version: bool = False
     of_model = {entry.domain: entry.version for entry in model.opset_import}
     imports = (entry for function in model.functions for entry in function.opset_import)
     differs = any(of_model.get(entry.domain, entry.version) != entry.version for entry in imports)
+    _write_defaults(model)
     with onnx_step("onnx cannot inline the functions of the model"):
         return onnx.inliner.inline_local_functions(model, convert_version=convert_version and differs)
+
+
+def _write_defaults(model: onnx.ModelProto) -> None:
+    """Give calls of functions the attributes that they leave at the function's defaults: the inliner drops these."""
+    defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
+    in_functions = (node for function in model.functions for node in all_nodes(function.node))
+    for node in (*all_nodes(model.graph.node), *in_functions):
+        names_set = {attribute.name for attribute in node.attribute}
+        of_function = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend([each for each in of_function if each.name not in names_set])

@@ -99,7 +99,8 @@ class Session(NotCopied):
         missing = [info.name for info in self.inputs if info.name not in feed]
         if missing:
             raise OnnxError(f"the feed has no input {missing[0]!r}", expected=", ".join(missing))
-        results = self(*(feed[info.name] for info in self.inputs))
+        # Ended as in onnxruntime, after which a program may write others to its arrays: JAX reads them where they are.
+        results = jax.block_until_ready(self(*(feed[info.name] for info in self.inputs)))
         arrays = dict(zip(known, (results,) if len(known) == 1 else results, strict=True))
         return [arrays[name] for name in names or known]
 

@@ -9,7 +9,6 @@ A session may make inputs itself, in place of data from the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,7 +57,7 @@ class StepIO(Protocol):
     def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
         """Take the values of an anchor, of shape `StepShape.anchor_dims` and its own."""
 
-    def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
+    def check_anchors(self, infos: Mapping[str, TensorInfo]) -> None:
         """Refuse anchors that have no place, before a step runs."""
 
     def check_inputs(self, names: Collection[str]) -> None:
@@ -141,25 +140,25 @@ class PyStepIO:
             target = self._outputs[name]
             target[...] = values.reshape(target.shape)
 
-    def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse an array of an anchor that has another number of elements.
+    def check_anchors(self, infos: Mapping[str, TensorInfo]) -> None:
+        """Refuse an array of an anchor that has another number of elements, or a type that does not hold them.
 
         Args:
-            names: shapes by name of the anchor.
+            infos: element types and shapes by name of the anchor.
 
         Raises:
-            popart_exception: an array for a tensor that is not an anchor, or with the wrong number of elements.
+            popart_exception: an array for a tensor that is not an anchor, or that its values do not fit.
         """
         for name, array in self._outputs.items():
-            if name not in names:
-                raise unknown_name("PyStepIO has an output for an anchor", name, names)
-            if array.size != prod(names[name]):
-                expected = f"{list(names[name])}, as session.initAnchorArrays() makes"
+            if name not in infos:
+                raise unknown_name("PyStepIO has an output for an anchor", name, infos)
+            label = f"the array of anchor {name!r}"
+            if array.size != infos[name].nelms():
+                expected = f"{infos[name].shape()}, as session.initAnchorArrays() makes"
                 raise popart_exception(
-                    f"the array of anchor {name!r} has the wrong number of elements",
-                    expected=expected,
-                    got=list(array.shape),
+                    f"{label} has the wrong number of elements", expected=expected, got=list(array.shape)
                 )
+            _check_holds(label, array.dtype, infos[name].dtype)
 
 
 class PyStepIOCallback:
@@ -212,11 +211,13 @@ class PyStepIOCallback:
         # The order is that of the device: batches outside, then accumulation, then replicas.
         for row in values.reshape(-1, *values.shape[leading:]):
             target = self._output(name)
-            _check_contiguous(f"the array of {name!r} of the callback", target)
+            label = f"the array of {name!r} of the callback"
+            _check_contiguous(label, target)
+            _check_holds(label, np.asarray(target).dtype, row.dtype)
             target[...] = row.reshape(np.shape(target))
             self._output_complete(name)
 
-    def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
+    def check_anchors(self, infos: Mapping[str, TensorInfo]) -> None:
         """Arrays come when they are asked for; there is nothing to check ahead."""
 
     def check_inputs(self, names: Collection[str]) -> None:
@@ -262,13 +263,21 @@ class PyWeightsIO:
             values: of its shape.
 
         Raises:
-            popart_exception: an array of another size.
+            popart_exception: an array of another size, or of elements that do not hold the values.
         """
         target = self.weights[name]
+        label = f"the array for weight {name!r}"
         if target.size != values.size:
-            message = f"the array for weight {name!r} has the wrong number of elements"
+            message = f"{label} has the wrong number of elements"
             raise popart_exception(message, expected=list(values.shape), got=list(target.shape))
+        _check_holds(label, target.dtype, values.dtype)
         target[...] = values.reshape(target.shape)
+
+
+def _check_holds(label: str, dtype: np.dtype[Any], written: np.dtype[Any]) -> None:
+    """Refuse an array of the program for values that its element type does not hold: NumPy would cut them off."""
+    if not np.can_cast(written, dtype) and (written.type, dtype.type) not in _CONVERTED:
+        raise popart_exception(f"{label} has the wrong element type", expected=str(written), got=str(dtype))
 
 
 def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -> np.ndarray[Any, Any]:

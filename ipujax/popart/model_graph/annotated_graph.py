@@ -23,7 +23,7 @@ import onnx
 from ipujax.onnx.front_end import Graph, Node, check_operators, read_graph, shape_sources, sides_of
 from ipujax.popart import operators as operators
 from ipujax.popart.building import DEFAULT_OPSET, Annotations, detach_annotations
-from ipujax.popart.building.annotations import AVAILABLE_MEMORY, PARTIALS_TYPE
+from ipujax.popart.building.annotations import AVAILABLE_MEMORY, PARTIALS_TYPE, WITHOUT_EFFECT
 from ipujax.popart.exceptions import as_popart_exception, popart_exception, unknown_name
 from ipujax.popart.flow import InputShapeInfo
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
@@ -212,6 +212,37 @@ def common_settings(graph: AnnotatedGraph) -> dict[str, Any]:
     products = [notes for node, notes in graph.annotated_nodes() if node.op_type in _PRODUCTS]
     values = {name: {notes.get(name) for notes in products} for name in SETTINGS}
     return {name: next(iter(each)) for name, each in values.items() if len(each) == 1 and None not in each}
+
+
+# Attributes of nodes of ai.graphcore that have no effect here, with PopART's defaults, which builders write.
+_ATTRIBUTES_WITHOUT_EFFECT: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    "MultiConv": {
+        "availableMemoryProportions": [], "partialsTypes": [], "planType": None, "perConvReservedTiles": None,
+        "cycleBackOff": None, "enableConvDithering": [],
+    },
+    "PrintTensor": {
+        "summariseThreshold": 1000, "edgeItems": 3, "maxLineWidth": 75, "digits": 8, "floatFormat": 0,
+        "separator": " ", "openBracket": "[", "closeBracket": "]",
+    },
+})  # fmt: skip
+
+
+def settings_without_effect(graph: AnnotatedGraph, settings: Mapping[str, Any]) -> list[str]:
+    """Return the annotations, as "builder.call", and attributes, as "operator.attribute", that have no effect here.
+
+    Args:
+        graph: graph of a session.
+        settings: result of `common_settings`.
+    """
+    annotated = {name for notes in graph.annotations for name in notes} - set(settings)
+    calls = [f"builder.{call}" for name, call in WITHOUT_EFFECT.items() if name in annotated]
+    attributes = [
+        f"{node.op_type}.{name}"
+        for node in graph.graph.nodes
+        for name, default in _ATTRIBUTES_WITHOUT_EFFECT.get(node.op_type, {}).items()
+        if node.attributes.get(name, default) != default
+    ]
+    return [*calls, *dict.fromkeys(attributes)]
 
 
 def partials_of(settings: Mapping[str, Any], option: str) -> Partials | None:

@@ -139,8 +139,8 @@ def ctc_loss(
     losses = jax.vmap(_sequence_loss, in_axes=(1, 0, 0, 0, None))(
         logs, targets.astype(jnp.int32), input_lengths.astype(jnp.int32), target_lengths.astype(jnp.int32), blank
     )
-    if zeroInfinity:
-        losses = jnp.where(losses > -_IMPOSSIBLE / 2, 0.0, losses)
+    is_impossible = losses > -_IMPOSSIBLE / 2
+    losses = jnp.where(is_impossible, 0.0 if zeroInfinity else jnp.inf, losses)
     kind = as_reduction(reduction)
     if kind is ReductionType.Mean:
         losses = jnp.mean(losses / jnp.maximum(target_lengths, 1))

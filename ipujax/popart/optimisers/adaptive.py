@@ -135,8 +135,8 @@ class Adaptive(Optimizer):
         variance = first
         if self.mode is AdaptiveMode.CenteredRMSProp:
             means[SECOND] = alpha * state[SECOND] + (1 - alpha) * slope
-            # Rounding may make it slightly negative; eps keeps the root of TensorFlow's variant real.
-            variance = first - jnp.square(means[SECOND])
+            # Where means are rounded, as in float16, the difference may be negative.
+            variance = jnp.maximum(first - jnp.square(means[SECOND]), 0)
         # TensorFlow adds eps inside the root, PyTorch outside: the difference is large for small variances.
         root = jnp.sqrt(variance + eps) if self._is_tf else jnp.sqrt(variance) + eps
         return slope / root, means

@@ -16,7 +16,6 @@ import onnx
 
 from ipujax.front_end import Log, NotCopied, write_file
 from ipujax.popart.building import read_model, use_strided_groups, weights_of
-from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
@@ -28,6 +27,7 @@ from ipujax.popart.model_graph.annotated_graph import (
     common_settings,
     ir_text,
     ir_text_of_failed,
+    settings_without_effect,
     tensor_names,
 )
 from ipujax.popart.model_graph.evaluation import RANDOM_OPERATORS, evaluate_graph
@@ -172,10 +172,8 @@ class Session(NotCopied, Reports):
 
     @property
     def optionsWithoutEffect(self) -> list[str]:
-        """Options, fields of options ("option.field") and annotations that are set and have no effect here."""
-        annotated = {name for notes in self._graph.annotations for name in notes} - set(self._settings)
-        calls = [f"builder.{call}" for name, call in ANNOTATIONS_WITHOUT_EFFECT.items() if name in annotated]
-        return [*self._options.without_effect(), *calls]
+        """Options, fields ("option.field"), annotations and attributes that are set and have no effect here."""
+        return [*self._options.without_effect(), *settings_without_effect(self._graph, self._settings)]
 
     def getInfo(self, name: str) -> TensorInfo:
         """Return element type and shape of a parameter, an input, an anchor or a part of the optimiser's state.
@@ -291,12 +289,15 @@ class Session(NotCopied, Reports):
         infos = self._anchor_infos()
         # All checks come before the call, so that a refused step leaves weights and seed as they were.
         stepio.check_inputs(self._inputs())
-        stepio.check_anchors({name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()})
+        shapes = {name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()}
+        stepio.check_anchors({name: TensorInfo(infos[name].dtype, shape) for name, shape in shapes.items()})
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
         # Before the step, which may change weights and then raise.
         self._store.is_in_sync = self._store.is_in_sync and not self._changes_weights()
         anchors = self._run(runner, rows)
+        # JAX reads arrays of the program where they are, which may write others to them after the step.
+        jax.block_until_ready(self._store.device)
         self._random = replace(self._random, runs=self._random.runs + 1)
         for name, kind in kinds.items():
             stepio.write(name, kind, _as_type(anchors[name], infos[name]))

@@ -182,8 +182,11 @@ class Runner:
         return jax.tree.map(lambda x: x[None], anchors) if self.plan.step.replicas > 1 else anchors
 
     def _equal_on_replicas(self, buffers: Any) -> Any:
-        # Running statistics are means over the replicas; PopART returns those of the first replica.
-        return jax.lax.pmean(buffers, REPLICA_AXIS) if self.plan.step.replicas > 1 and buffers else buffers
+        # Running statistics are means over the replicas; PopART returns those of the first replica. So are counts here,
+        # of which a mean is no whole number.
+        if self.plan.step.replicas == 1:
+            return buffers
+        return {name: _equal_on_replicas(x) for name, x in buffers.items()}
 
     @property
     def is_compiled(self) -> bool:
@@ -285,6 +288,14 @@ class Runner:
         flat = by_batch.reshape(batches * accumulation, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
         # NumPy cannot infer a dimension of −1 for tensors without elements.
         return flat.reshape(batches // kind.rp(), *by_batch.shape[1:])
+
+
+def _equal_on_replicas(x: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        mean: jax.Array = jax.lax.pmean(x, REPLICA_AXIS)
+        return mean
+    of_replicas: jax.Array = jax.lax.all_gather(x, REPLICA_AXIS)
+    return of_replicas[0]
 
 
 # PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.

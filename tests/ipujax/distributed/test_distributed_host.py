@@ -196,6 +196,14 @@ def test_distributed_bad_operands():
         ipu.distributed.all_reduce(1.0, "prod")
     with pytest.raises(ipu.ArgumentError, match="must be the number of an instance"):
         ipu.distributed.broadcast(1.0, 1)
+    with pytest.raises(ipu.ArgumentError, match="must be the number of an instance"):
+        ipu.distributed.broadcast(np.ones(3), False)  # indexed by it, arrays lost all elements
+    assert ipu.distributed.broadcast(np.ones(3), np.int64(0)).shape == (3,)
+    with pytest.raises(ipu.ArgumentError, match="unknown reduction"):
+        ipu.distributed.all_reduce(1.0, ["mean"])
+    for wrong in (2**40, np.ma.array([1.0, 2.0], mask=[0, 1])):
+        with pytest.raises(ipu.ArgumentError, match="takes arrays"):
+            ipu.distributed.broadcast(wrong)
     with pytest.raises(ipu.ArgumentError, match=r"str at operand\['name'\]"):
         ipu.distributed.broadcast({"name": "x"})
     with pytest.raises(ipu.ArgumentError, match="cannot take a traced operand"):

@@ -11,6 +11,7 @@ import pytest
 
 import ipujax.keras as ipu
 from ipujax import ArgumentError
+from ipujax.keras.execution.device_loop import _read
 from ipujax.keras.model_state import settings_of
 from ipujax.runtime.errors import ArgumentTypeError
 from tests.ipujax.keras.test_strategy import cnn, strategy
@@ -241,3 +242,10 @@ def test_refuses_unknown_settings(use: Callable[[Any], None], output: str) -> No
         with pytest.raises((ArgumentError, ArgumentTypeError)) as error:
             use(model)
         assert output in str(error.value) and settings_of(model) == before
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_batches_are_not_the_arrays_of_a_generator(steps: int) -> None:
+    data = np.zeros((2, 3), np.float32)  # filled again for each batch, which the device may read still
+    for (batch,) in _read(iter([(data,)] * 2), steps):
+        assert not np.shares_memory(batch, data)

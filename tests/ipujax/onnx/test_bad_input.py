@@ -292,3 +292,19 @@ def test_nodes_that_do_not_fit_are_named():
     with pytest.raises(OnnxError, match=r"node 'product' \(MatMul\) cannot be evaluated") as caught:
         model(model.params, np.zeros((2, 5), np.float32))
     assert "float32[2, 5], float32[3, 3]" in str(caught.value)
+
+
+def test_integers_of_fewer_bits_are_computed_as_those_of_the_file():
+    nodes = [onnx.helper.make_node("Mul", ["x", "x"], ["y"])]
+    model = ipujax.onnx.load(model_of(nodes, [info("x", np.int32, (2,))], [info("y", np.int32, (2,))]))
+    np.testing.assert_array_equal(model(model.params, np.int8([100, -50])), [10_000, 2_500])
+    narrow = ipujax.onnx.load(model_of(nodes, [info("x", np.int8, (2,))], [info("y", np.int8, (2,))]))
+    with pytest.raises(ipujax.onnx.OnnxError, match="input 'x' has the wrong dtype"):
+        narrow(narrow.params, np.int32([100, -50]))
+
+
+def test_parameters_are_floats():
+    model = ipujax.onnx.load(mlp())
+    whole = {name: np.ones(x.shape, int) for name, x in model.params.items()}
+    with pytest.raises(ipujax.onnx.OnnxError, match=r"params\['w1'\] has the wrong dtype"):
+        model(whole, np.zeros((2, 8), np.float32))

@@ -190,3 +190,68 @@ def test_one_hot_of_narrow_indices_has_every_position(dtype: Any) -> None:
     model = ipujax.onnx.load(model_of(*graph, known))
     hot = np.argwhere(np.asarray(model(model.params, indices)))
     assert hot[:, 1].tolist() == [n % 3000 for n in NARROW[dtype]]
+
+
+HALF = np.float16
+BYTES = np.random.default_rng(0).integers(0, 255, (2, 4, 4)).astype(np.uint8)
+REGIONS = FLOAT([[1, 1, 1, 1], [2, 2, 1, 1], [0, 0, 3, 3]])  # without extent, turned around, and one of both
+BINS = {"output_height": 2, "output_width": 2}
+# Operator, inputs, attributes.
+HALVES_AND_BINS: dict[str, tuple[str, Sequence[Any], Mapping[str, Any]]] = {
+    "means of regions without extent": ("RoiAlign", [np.arange(16, dtype=FLOAT).reshape(1, 1, 4, 4)], BINS),
+    "maxima of regions without extent": (
+        "RoiAlign",
+        [np.arange(16, dtype=FLOAT).reshape(1, 1, 4, 4)],
+        {**BINS, "mode": "max"},
+    ),
+    "indices with fractions": ("OneHot", [FLOAT([1.9, -1.2, 0.5, -0.5])], {}),
+    "a channel of a vector": ("BatchNormalization", [FLOAT([1, 2, 3]), *(FLOAT([n]) for n in (2, 1, 0, 4))], {}),
+    "the mean loss of many halves": (
+        "NegativeLogLikelihoodLoss",
+        [np.full((20_000, 2), -8, HALF), np.zeros(20_000, INT)],
+        {},
+    ),
+    "the mean loss of more samples than halves count": (
+        "NegativeLogLikelihoodLoss",
+        [np.full((70_000, 1), -0.5, HALF), np.zeros(70_000, INT)],
+        {},
+    ),
+    "exponentials of more halves than halves count": ("ReduceLogSumExp", [np.zeros(70_000, HALF)], {}),
+    "scales of half precision whose product underflows": (
+        "QLinearMatMul",
+        [BYTES[0], HALF(0.0011), np.uint8(3), BYTES[1], HALF(0.00013), np.uint8(7), HALF(0.00026), np.uint8(1)],
+        {},
+    ),
+}
+KNOWN = {"RoiAlign": [REGIONS, INT([0, 0, 0])], "OneHot": [FLOAT(4), FLOAT([0, 1])]}  # constants behind the inputs
+
+
+@pytest.mark.parametrize("name", HALVES_AND_BINS)
+def test_sums_of_halves_and_empty_bins_are_those_of_onnxruntime(name: str) -> None:
+    operator, inputs, attributes = HALVES_AND_BINS[name]
+    arrays = {f"x{n}": np.asarray(x) for n, x in enumerate(inputs)}
+    known = {f"c{n}": np.asarray(x) for n, x in enumerate(KNOWN.get(operator, ()))}
+    node = helper.make_node(operator, [*arrays, *known], ["y"], **attributes)
+    infos = [info(each, x.dtype, x.shape) for each, x in arrays.items()]
+    model = model_of([node], infos, [ValueInfoProto(name="y")], known, opset=21)
+    (expected,) = ort.InferenceSession(model.SerializeToString()).run(None, arrays)
+    loaded = ipujax.onnx.load(model)
+    actual = np.asarray(loaded(loaded.params, *arrays.values()))
+    assert actual.dtype == expected.dtype
+    np.testing.assert_allclose(actual, expected, rtol=1e-6 if actual.dtype == FLOAT else 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "operands"), [("linear", "decay"), ("gated", ""), ("delta", "decay beta"), ("gate", "")]
+)
+def test_linear_attention_refuses_operands_that_its_rule_does_not_read(rule: str, operands: str) -> None:
+    x = np.ones((1, 3, 4), FLOAT)
+    further = {name: name if name in operands else "" for name in ("past", "decay", "beta")}
+    arrays = {"q": x, "k": x, "v": x} | {name: x[..., :2] for name in operands.split()}
+    heads = {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": rule}
+    node = helper.make_node("LinearAttention", ["q", "k", "v", *further.values()], ["y", "state"], **heads)
+    infos = [info(name, FLOAT, array.shape) for name, array in arrays.items()]
+    model = model_of([node], infos, [ValueInfoProto(name="y")])
+    with pytest.raises(ipujax.onnx.OnnxError, match=r"update.rule"):
+        loaded = ipujax.onnx.load(model)
+        loaded(loaded.params, *arrays.values())

@@ -16,7 +16,7 @@ import ipujax as ipu
 import ipujax.onnx
 from ipujax.onnx import TracedOperandError, registry
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
-from tests.ipujax.onnx.models import OPSET, info, mlp, model_of
+from tests.ipujax.onnx.models import OPSET, graph_of, info, mlp, model_of
 
 SMALL = ipu.IPUModel(tiles_per_ipu=16)
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -279,3 +279,20 @@ def test_functions_of_an_older_opset_whose_nodes_mean_the_same_in_the_models():
         model.functions.append(helper.make_function("own", name, ["a"], ["b"], [node], older))
     loaded = ipujax.onnx.load(model)
     np.testing.assert_array_equal(loaded({}, np.arange(3, dtype=np.float32)), [0, -2, -4])
+
+
+@pytest.mark.parametrize(("given", "factor"), [({}, 0.25), ({"slope": 0.5}, 0.5)])
+def test_functions_have_defaults_of_their_own(given: dict[str, float], factor: float) -> None:
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("local", 1)]
+    inner = helper.make_node("LeakyRelu", ["a"], ["b"])
+    inner.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
+    slope = helper.make_attribute("slope", 0.25)
+    leaky = helper.make_function("local", "Leaky", ["a"], ["b"], [inner], opsets, [], [slope])
+    call = helper.make_node("Leaky", ["a"], ["b"], domain="local", **given)
+    outer = helper.make_function("local", "Outer", ["a"], ["b"], [call], opsets)
+    graph = graph_of(
+        [helper.make_node("Outer", ["x"], ["y"], domain="local")], [info("x", shape=(4,))], [info("y", shape=(4,))]
+    )
+    model = helper.make_model(graph, opset_imports=opsets, functions=[leaky, outer], ir_version=10)
+    loaded = ipujax.onnx.load(model)
+    np.testing.assert_array_equal(loaded({}, np.float32([-4, -2, 0, 2])), np.float32([-4 * factor, -2 * factor, 0, 2]))

@@ -220,6 +220,18 @@ def test_ctc_losses_count_all_alignments() -> None:
     np.testing.assert_allclose(got, -np.log(total), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("is_zero", "expected"), [(0, np.inf), (1, 0)])
+def test_ctc_losses_of_labels_that_do_not_fit(is_zero: int, expected: float) -> None:
+    logs = np.log(np.full((2, 1, 3), 1 / 3, np.float32))
+    operands = np.int32([[1, 1, 1]]), np.int32([2]), np.int32([3])
+    function = jax.jit(
+        jax.value_and_grad(lambda x: operator("Ctc")(x, *map(jnp.asarray, operands), zeroInfinity=is_zero))
+    )
+    loss, gradient = function(logs)
+    assert loss == expected
+    np.testing.assert_array_equal(gradient, 0)
+
+
 @pytest.mark.parametrize("degree", [1, *(2, 3)])
 def test_spline_bases_sum_to_one(degree: int) -> None:
     pseudo = RNG.uniform(size=(6, 2)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -243,3 +244,22 @@ def test_gradients_are_summed_in_the_type_of_the_accumulator(kind: str, total: i
     values = {"defaultLearningRate": (1.0, True), "lossScaling": (1000.0, True)}
     sgd = popart.SGD(values, accumType=getattr(popart.DataType, kind))
     np.testing.assert_allclose(updated_half(sgd, 0.5, [2048, 1, 1]), np.float16(0.5 - total / 1000), rtol=1e-3)
+
+
+@pytest.mark.parametrize("is_tf", [False, True])
+def test_the_variance_of_rounded_moments_is_not_negative(is_tf: bool) -> None:
+    values = {"defaultAlpha": (0.9, True), "defaultLearningRate": (1e-6, True)}
+    optimizer = popart.Adaptive(
+        values,
+        popart.AdaptiveMode.CenteredRMSProp,
+        accl1_type=popart.DataType.FLOAT16,
+        rmsprop_tf_variant=is_tf,
+    )
+    constants = optimizer.hyperparameters([])[""]
+    gradient = jnp.linspace(0.1, 10, 500)  # the same in all steps: of variance zero
+    weight = jnp.ones(500)
+    state = optimizer.initial_state(weight, constants)
+    step = jax.jit(lambda w, s: optimizer.updated(gradient, w, s, constants))
+    for _ in range(100):
+        weight, state = step(weight, state)
+    assert bool(jnp.isfinite(weight).all())

@@ -242,6 +242,17 @@ def test_annotations_of_some_products_are_listed(second: str | None) -> None:
     assert ("builder.setAvailableMemoryProportion" in listed) == (second is None)
 
 
+def test_attributes_without_effect_are_listed() -> None:
+    builder = popart.Builder(opsets={"ai.onnx": 10, "ai.graphcore": 1})
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [1, 4, 6, 6]))
+    w = builder.addInitializedInputTensor(np.ones((4, 4, 3, 3), np.float32))
+    (y,) = builder.aiGraphcore.multiconv([[x, w]], partialsTypes=["half"], planType="serial")
+    y = builder.aiGraphcore.printtensor(builder.aiGraphcore.printtensor(y), digits=3)
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": 16})
+    session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device)
+    assert session.optionsWithoutEffect == ["MultiConv.partialsTypes", "MultiConv.planType", "PrintTensor.digits"]
+
+
 def test_programs_are_cached_in_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax import popart
-from tests.ipujax.popart.small_models import CLASSES, FEATURES, Perceptron, perceptron, samples, train
+from tests.ipujax.popart.small_models import CLASSES, FEATURES, HIDDEN, Perceptron, perceptron, samples, train
 
 GRADIENT = popart.reservedGradientPrefix()
 
@@ -456,7 +456,8 @@ def test_weights_of_host_and_device_are_in_sync_until_one_changes() -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_operators_update_parameters_in_inference(replicas: int) -> None:
     builder = popart.Builder()
-    counter = builder.addInitializedInputTensor(np.zeros(3, np.int32))
+    first = 2**24 + 1  # no float32
+    counter = builder.addInitializedInputTensor(np.full(3, first, np.int32))
     added = builder.aiOnnx.add([counter, builder.aiOnnx.constant(np.ones(3, np.int32))])
     updated = builder.aiGraphcore.copyvarupdate([counter, added])
     flow = popart.DataFlow(2, {updated: popart.AnchorReturnType("ALL")})
@@ -474,5 +475,47 @@ def test_operators_update_parameters_in_inference(replicas: int) -> None:
     session.weightsToHost()
     counts = np.empty(3, np.int32)
     session.readWeights(popart.PyWeightsIO({counter: counts}))
-    np.testing.assert_array_equal(counts, [4, 4, 4])
-    np.testing.assert_array_equal(results[updated].reshape(2, replicas, 3)[:, 0, 0], [3, 4])
+    np.testing.assert_array_equal(counts - first, [4, 4, 4])
+    np.testing.assert_array_equal(results[updated].reshape(2, replicas, 3)[:, 0, 0] - first, [3, 4])
+
+
+def test_a_program_may_write_its_arrays_after_a_step() -> None:
+    size = 500
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [size, size]))
+    w = builder.addInitializedInputTensor(np.full((size, size), 1e-3, np.float32))
+    hidden = x
+    for _ in range(4):
+        hidden = builder.aiOnnx.tanh([builder.aiOnnx.matmul([hidden, w])])
+    loss = builder.aiGraphcore.l1loss([hidden], 1.0)
+    optimizer = popart.SGD({"defaultLearningRate": (1.0, True)})
+    flow = popart.DataFlow(1, {})  # no result is read, for which a step would wait
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1})
+    session = popart.TrainingSession(builder.getModelProto(), flow, loss, optimizer, device)
+    session.prepareDevice()
+    session.weightsFromHost()
+    data = np.full((size, size), 1e-3, np.float32)
+    session.run(popart.PyStepIO({x: data}, {}))
+    assert all(each.is_ready() for each in session._store.device.values())
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float16, bool])
+def test_refuses_arrays_that_do_not_hold_results(dtype: type) -> None:
+    model = perceptron()
+    session = inference(model, 1)
+    data, labels = samples(4)
+    inputs = {model.data: data, model.labels: labels}
+    before = np.zeros((4, HIDDEN), dtype)
+    for stepio in (
+        popart.PyStepIO(inputs, {model.hidden: before}),
+        popart.PyStepIOCallback(lambda name, _: inputs[name], lambda _: None, lambda _: before, lambda _: None),
+    ):
+        with pytest.raises(popart.popart_exception, match=r"the array of (.|\n)* has the wrong element type"):
+            session.run(stepio)
+    session.weightsToHost()
+    with pytest.raises(popart.popart_exception, match="the array for weight 'b0' has the wrong element type"):
+        session.readWeights(popart.PyWeightsIO({"b0": np.zeros(HIDDEN, dtype)}))
+    assert not before.any()
+    wide = np.zeros((4, HIDDEN))
+    session.run(popart.PyStepIO(inputs, {model.hidden: wide}))
+    assert wide.any()

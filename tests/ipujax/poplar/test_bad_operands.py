@@ -9,7 +9,7 @@ from ipujax import poplin, popnn, popops, poprand, poputil
 from ipujax.poplar import FLOAT, INT, UNSIGNED_INT
 from ipujax.poplar.program import CrossReplicaCopy, Sequence
 from ipujax.popnn import gru, lstm
-from ipujax.popops.expr import Add, Select, _1, _2
+from ipujax.popops.expr import Add, Cast, Select, _1, _2
 from ipujax.runtime.errors import ArgumentError, IpuError
 from tests.ipujax.poplar.engine_helpers import new_graph, variable
 from tests.ipujax.poplar.refusals import refused
@@ -31,6 +31,7 @@ def s():
     return Setting()
 
 
+POOL = popnn.PoolParams("max", (2,), (1,))
 NO_OPERANDS = {
     "a number to popops": lambda s: popops.add(s.graph, s.a, 3, s.prog),  # here
     "a number to a reduction": lambda s: popops.reduce(s.graph, 3, [0], "add", s.prog),  # here
@@ -49,6 +50,13 @@ NO_OPERANDS = {
     "no tensors to a map": lambda s: popops.map(s.graph, _1 + 2, None, s.prog),  # here
     "no tensor to a map in place": lambda s: popops.map_in_place(s.graph, _1 + 2, [], s.prog),  # here
     "no expression": lambda s: popops.map(s.graph, [s.a], _1 + 2, s.prog),  # here
+    "a cast to 64 bits": lambda s: popops.cast(s.graph, s.a, np.int64, s.prog),  # here
+    "a cast to no type": lambda s: popops.cast(s.graph, s.a, "nothing", s.prog),  # here
+    "a Cast to 64 bits": lambda s: popops.map(s.graph, Cast(_1, np.float64), [s.a], s.prog),  # here
+    "a sum of 64 bits": lambda s: popops.reduce(s.graph, s.a, [0], "add", s.prog, out_type=np.int64),  # here
+    "a product of 64 bits": lambda s: poplin.mat_mul(s.graph, s.a, s.a, s.prog, output_type=np.float64),  # here
+    "numbers beyond UNSIGNED_INT": lambda s: popops.iota(s.graph, s.seed, 2**32 - 1, s.prog),  # here
+    "a pool of INT": lambda s: popnn.pool(s.graph, POOL, s.int.expand_dims(0), s.prog),  # here
     "program left out": lambda s: popops.add(s.graph, s.a, s.a),  # here
     "too many operands": lambda s: popops.add(s.graph, s.a, s.a, s.prog, "sum", 3),  # here
     "graph after tensor": lambda s: popops.cast(s.a, s.graph, FLOAT, s.prog),  # here

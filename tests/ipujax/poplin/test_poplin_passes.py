@@ -117,10 +117,14 @@ def test_triangles():
     x = constant(graph, m)
     b = constant(graph, right)
     lower, upper = (poplin.cholesky(graph, constant(graph, spd), prog, lower=low) for low in (True, False))
+    half = poplin.cholesky(graph, constant(graph, spd, poplar.HALF), prog)
     ones = poplin.triangular_mask(graph, x, prog, lower=False, unit_diagonal=True)
     strict = poplin.triangular_mask(graph, x, prog)
     solved = poplin.triangular_solve(graph, x, b, prog, left_side=False, lower=False, unit_diagonal=True)
-    actual = both(graph, prog, {"lower": lower, "upper": upper, "ones": ones, "strict": strict, "solved": solved})
+    results = {"lower": lower, "upper": upper, "half": half, "ones": ones, "strict": strict, "solved": solved}
+    actual = both(graph, prog, results)
+    assert actual["half"].dtype == np.float16
+    np.testing.assert_allclose(actual["half"], actual["lower"], rtol=2e-2, atol=2e-2)
     np.testing.assert_allclose(actual["lower"], np.linalg.cholesky(spd), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(actual["upper"], np.linalg.cholesky(spd).transpose(0, 2, 1), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(actual["ones"], np.triu(m, 1) + np.eye(4))

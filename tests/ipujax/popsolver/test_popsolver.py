@@ -147,6 +147,9 @@ def test_a_search_is_bounded():
     y = m.add_variable()
     m.less(x, y)
     m.less(y, x)
+    none = popsolver.Model(max_evaluations=-1)
+    with pytest.raises(SearchLimitError, match="-1 evaluations"):
+        none.minimise(none.add_variable(0, 5))
     with pytest.raises(SearchLimitError, match="1000 evaluations"):
         m.minimise(x)
 

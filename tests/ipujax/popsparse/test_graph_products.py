@@ -26,9 +26,18 @@ def test_storage_formats_have_one_pattern():
     for wrong in (
         COOMatrix(8, 12, BLOCKS, (3, 0, 8), (0, 4, 4), (4, 4)),
         CSRMatrix(8, 12, BLOCKS, (4, 0), (0, 16), (4, 4)),
+        CSRMatrix(8, 12, BLOCKS, (4, 0, 8), (16, 32, 64), (4, 4)),  # the first row does not begin at 0
+        CSRMatrix(8, 12, BLOCKS, (4, 0, 8), (0, 17, 48), (4, 4)),
+        CSRMatrix(4, 4, BLOCKS, (0, 1, 2), (0, 2, 1, 3, 3)),
+        CSRMatrix(0, 4, BLOCKS, (), (0,)),
+        CSRMatrix(4, 4, BLOCKS, (), ()),
+        COOMatrix(8, 12, BLOCKS, (4.5, 0, 8), (0, 4, 4), (4, 4)),
+        COOMatrix(8, 12, BLOCKS, (4, 0, 8), (0.5, 4, 4), (4, 4)),
     ):
         with pytest.raises(ipu.ArgumentError):
             wrong.pattern()
+    with pytest.raises(ipu.ArgumentError, match="nz_values"):
+        COOMatrix(8, 12, BLOCKS[:2], (4, 0, 8), (0, 4, 4), (4, 4)).blocks()
 
 
 def test_static_product():

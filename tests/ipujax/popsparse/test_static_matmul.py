@@ -120,6 +120,7 @@ def test_no_blocks():
         (((8, 8), 4, (0,), (-1,)), "columns of a pattern"),
         (((8, 8), 4, (0, 1), (0,)), "equally many"),
         (((8, 8), 4, (0.5,), (0,)), "whole numbers"),
+        (((8, 8, 8), 4, (), ()), "rows and columns"),
     ],
 )
 def test_wrong_patterns(arguments, message):
@@ -136,7 +137,11 @@ def test_wrong_operands():
         (lambda: popsparse.static_matmul(pattern, values, x.astype(np.float16)), "both float32"),
         (lambda: popsparse.static_matmul(None, values, x), "a BlockPattern"),
         (lambda: popsparse.static_matmul(pattern, values, x, buckets=0), "at least 1"),
+        (lambda: popsparse.static_matmul(pattern, values, x, buckets=2.5), "a whole number"),
+        (lambda: popsparse.static_matmul(pattern, values.tolist(), x), "arrays, both float32"),
         (lambda: pattern.blocks_of(x), "dense matrix"),
+        (lambda: pattern.blocks_of([[1.0]]), "dense matrix"),
+        (lambda: BlockPattern((8, 8), 4, (0, 1), (0, 1)).dense(values), "blocks of a pattern"),  # one for both
         (lambda: BlockPattern.of_mask(np.ones((6, 4)), 4), "multiples of a block"),
         (lambda: jax.jit(lambda mask: BlockPattern.of_mask(mask, 4).num_blocks)(jnp.ones((4, 4))), "cannot be traced"),
     ):

@@ -19,6 +19,8 @@ EDITS: dict[str, tuple[str, str]] = {
     "default": ("def subject(x, y=2): return x + y", "def subject(x, y=9): return x + y"),
     "text of a class": ("class subject: 'two'", "class subject: 'nine'"),
     "keyword default": ("def subject(x, *, y=2): return x + y", "def subject(x, *, y=9): return x + y"),
+    "any number of arguments": ("def subject(x, y): return x + len(y)", "def subject(x, *y): return x + len(y)"),
+    "arguments by any name": ("def subject(x, *y): return x + len(y)", "def subject(x, **y): return x + len(y)"),
     "attribute of a function": (
         "def subject(x): return x + subject.a\nsubject.a = 2",
         "def subject(x): return x + subject.a\nsubject.a = 9",

@@ -425,6 +425,13 @@ class Needy(Vertex):
         return data * n
 
 
+class Whole(Vertex):
+    x: InOut[Vector[INT]]
+
+    def compute(x):
+        return 2 * x
+
+
 VECTOR = np.ones((4, 3), np.float32)
 
 
@@ -437,6 +444,10 @@ VECTOR = np.ones((4, 3), np.float32)
         (lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR.astype(np.float16)), r"field b[\s\S]*got: float16"),
         (lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR, tiles=[1]), r"one for each of 4 vertices[\s\S]*got: 1"),
         (lambda: ipu.codelet_call(Needy, VECTOR), r"state \['n'\] has no value"),
+        (lambda: ipu.codelet_call(Whole, [1.5, 2.5]), r"numbers that int32 holds[\s\S]*got: \[1.5"),  # cut off
+        (lambda: ipu.codelet_call(Whole, [2**40]), "numbers that int32 holds"),
+        (lambda: ipu.codelet_call(Whole, [[1], [1, 2]]), "numbers that int32 holds"),
+        (lambda: ipu.codelet_call(Whole, np.ma.array([1, 2], mask=[0, 1])), "array of field x"),
         (lambda: ipu.codelet_call(Needy, VECTOR, m=3), r"state m=3[\s\S]*\['n'\]"),
         (
             lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR, gradient=3),
