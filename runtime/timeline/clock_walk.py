@@ -14,12 +14,11 @@ of runs that decide alike (`recorded_runs`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import (
     Block,
     Branch,
@@ -30,41 +29,12 @@ from ipujax.runtime.graph import (
     Program,
     WriteUndef,
     distinct,
-    fold,
-    while_names,
 )
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep, StaticEffect, Sums, rows_of
+from ipujax.runtime.timeline.control import Clocks, Control, Recording, next_choice
 from ipujax.runtime.timeline.recorded_runs import OUTSIDE, LoopTest, RecordedRuns
-
-# Choices of each data-dependent node in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch
-# (the number of cases for its default).
-Recording = Mapping[Program, Sequence[int]]
-
-
-@dataclass(slots=True, eq=False)
-class Clocks:
-    """Clocks at a point of a walk, which advances them.
-
-    Args:
-        state: of IPUs and slots, see `clocks`, int64[IPUs + slots, k] cycles.
-        sums: over the steps up to here.
-        choices: of each recorded node, those that the walk has not come to yet.
-        task_ipu: IPU of the task that is walked, None outside of tasks.
-        begin: its clock when its first work in the task began, int64[k]; None before.
-    """
-
-    state: np.ndarray
-    sums: Sums
-    choices: Mapping[Program, Iterator[int]] = field(default_factory=dict)
-    task_ipu: int | None = None
-    begin: np.ndarray | None = None
-
-    @property
-    def of_ipus(self) -> np.ndarray:
-        """Clock of each IPU, int64[num_ipus], a view."""
-        return self.state[: len(self.sums.work), 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,53 +62,6 @@ class TimelineStep:
     caller: Origin = OUTSIDE
     times: int = 1
     sums: Sums | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Control:
-    """What decides data-dependent control.
-
-    Args:
-        loop_names: names of each loop whose trip count is data.
-        trip_counts: assumed iterations of loops, by name.
-        recording: choices of data-dependent control in a run; they take precedence over `trip_counts`.
-        is_recorded: returns whether control in a node was recorded, so that its runs may differ.
-    """
-
-    loop_names: Mapping[Loop, tuple[str, ...]]
-    trip_counts: Mapping[str, int]
-    recording: Recording
-    is_recorded: Callable[[Program], bool]
-
-    @classmethod
-    def of(cls, program: Program, trip_counts: Mapping[str, int], recording: Recording) -> Control:
-        """Return the control of a program in a run."""
-        is_recorded = fold(lambda node, children: node in recording or any(children))
-        return cls(while_names(program), trip_counts, recording, is_recorded)
-
-    def trip_count(self, loop: Loop, clocks: Clocks) -> int:
-        """Return the iterations of the current run of a loop."""
-        if loop.trips is not None:
-            return loop.trips
-        names = self.loop_names[loop]
-        if loop in self.recording:
-            return _next_choice(clocks, loop, names[0])
-        counts = [self.trip_counts[name] for name in names if name in self.trip_counts]
-        if not counts:
-            raise ProfileError(
-                f"the trip count of loop {names[-1]!r} is data, so its cycles are not known before it runs",
-                where=loop.origin,
-                expected=f"a trip count for one of the names {', '.join(map(repr, names))}",
-                hint=f"Options(trip_counts={{{names[-1]!r}: n}}), or profile a call",
-            )
-        return counts[0]
-
-
-def _next_choice(clocks: Clocks, node: Program, name: object) -> int:
-    """Return the recorded choice of the current run of a node."""
-    for choice in clocks.choices[node]:
-        return int(choice)
-    raise ProfileError(f"the recording ends before {name} runs for the last time")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -326,7 +249,7 @@ class Walk:
     def chosen_branch(self, node: Branch, clocks: Clocks) -> int:
         """Return the branch of the current run of a node: the recorded one, or else the costliest from equal clocks."""
         if node in self.control.recording:
-            return node.recorded_choice(_next_choice(clocks, node, node.origin))
+            return node.recorded_choice(next_choice(clocks, node, node.origin))
         if node not in self.costliest:
             costs = []
             for branch in node.children():

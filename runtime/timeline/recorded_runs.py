@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from ipujax.runtime.graph import Block, Branch, Call, Loop, Program
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import StaticEffect, Sums, apply_to_rows
-
-if TYPE_CHECKING:
-    from ipujax.runtime.timeline.clock_walk import Clocks, Walk
+from ipujax.runtime.timeline.control import Clocks, Control
 
 OUTSIDE = Origin()  # of functions
 
@@ -38,6 +36,34 @@ class LoopTest(Program):
 
     def children(self) -> tuple[Program, ...]:
         return (self.test,)
+
+
+class Walk(Protocol):
+    """What is asked of the walk over the program that the runs are part of."""
+
+    @property
+    def num_ipus(self) -> int:
+        """IPUs of the system."""
+
+    @property
+    def slots(self) -> int:
+        """Rows of the clock state beside the IPUs."""
+
+    @property
+    def control(self) -> Control:
+        """What decides data-dependent control."""
+
+    def effect_of(self, parts: tuple[Program, ...], caller: Origin) -> StaticEffect:
+        """Return the effect of parts with static control, in order."""
+
+    def effect_of_leaf(self, leaf: Program, caller: Origin) -> StaticEffect:
+        """Return the effect of a leaf, or of the decision of a node without its children."""
+
+    def test_of(self, loop: Loop, condition: Program) -> LoopTest:
+        """Return the test of a loop as a node."""
+
+    def chosen_branch(self, node: Branch, clocks: Clocks) -> int:
+        """Return the branch of the current run of a node."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

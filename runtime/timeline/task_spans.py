@@ -16,8 +16,9 @@ import numpy as np
 from ipujax.runtime.graph import Call, Leaf, PipelineLayout, PipelineTask, Program, distinct, fold
 from ipujax.runtime.tensor import PLUMBING
 from ipujax.runtime.timeline import maxplus
-from ipujax.runtime.timeline.clock_walk import Clocks, TimelineStep, Walk
+from ipujax.runtime.timeline.clock_walk import TimelineStep, Walk
 from ipujax.runtime.timeline.clocks import ClockStep, Runs
+from ipujax.runtime.timeline.control import Clocks
 
 MAX_TASKS = 100_000  # that are walked one by one; 64 stages × 128 micro-batches have 16,384
 COLUMNS = ("pipeline", "task", "micro_batch", "start", "end", "busy", "waited")
