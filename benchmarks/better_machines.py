@@ -54,9 +54,9 @@ def changed(draw: random.Random, constants: Changes, names: list[str], direction
     return {name: max(1, value) if isinstance(value, int) else value for name, value in result.items()}
 
 
-def drawn_names(draw: random.Random, most: int) -> list[str]:
-    """Return 1 to `most` constants."""
-    return draw.sample(sorted(BETTER), draw.randint(1, most))
+def drawn_names(draw: random.Random, most_names: int) -> list[str]:
+    """Return 1 to `most_names` constants."""
+    return draw.sample(sorted(BETTER), draw.randint(1, most_names))
 
 
 def slower_pairs(seed: int, pairs: int) -> Iterator[str | None]:
@@ -83,22 +83,22 @@ def points_that_differ(seed: int, points: int) -> Iterator[str | None]:
         name: ipu.jit(fun, device=DEVICE, options=OPTIONS).lower(*args).compile()
         for name, (fun, args) in FUNCTIONS.items()
     }
-    found = number = 0
-    while found < points:
+    num_equal = number = 0
+    while num_equal < points:
         draw = random.Random(f"points {seed} {number}")
         name = names[number % len(names)]
         number += 1
         changes = changed(draw, {}, drawn_names(draw, 2), None)
         device = ipu.IPUModel(1, "mk2", tiles_per_ipu=32, **changes)
         fun, args = FUNCTIONS[name]
-        again = ipu.jit(fun, device=device, options=OPTIONS).lower(*args).compile()
-        held = plain[name].on(device)
-        if again.as_text() != held.as_text():
+        recompiled = ipu.jit(fun, device=device, options=OPTIONS).lower(*args).compile()
+        recosted = plain[name].on(device)
+        if recompiled.as_text() != recosted.as_text():
             continue
-        found += 1
-        figures = [(x.profile.cycles, x.profile.phase_cycles, x.profile.seconds) for x in (again, held)]
+        num_equal += 1
+        figures = [(x.profile.cycles, x.profile.phase_cycles, x.profile.seconds) for x in (recompiled, recosted)]
         is_equal = figures[0] == figures[1]
-        is_equal &= np.array_equal(again.profile.memory.tile_bytes, held.profile.memory.tile_bytes)
+        is_equal &= np.array_equal(recompiled.profile.memory.tile_bytes, recosted.profile.memory.tile_bytes)
         yield None if is_equal else f"{name}: {figures[0]} again, {figures[1]} held: {changes}"
 
 
@@ -107,12 +107,12 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--points", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     failures = 0
     kinds = {
-        "pairs, the better one slower": slower_pairs(given.seed, given.pairs),
-        "points with equal programs, other figures": points_that_differ(given.seed, given.points),
+        "pairs, the better one slower": slower_pairs(arguments.seed, arguments.pairs),
+        "points with equal programs, other figures": points_that_differ(arguments.seed, arguments.points),
     }
     for title, texts in kinds.items():
         count = wrong = 0

@@ -27,17 +27,17 @@ def sensitivities_of(name: str) -> ipu.Sensitivities:
     return ipu.sensitivities(step, *model.args)
 
 
-def wrong_constants(found: ipu.Sensitivities) -> list[str]:
+def wrong_constants(sensitivities: ipu.Sensitivities) -> list[str]:
     """A text for each constant whose elasticity is that of no difference, or not the sum of its lines or layers."""
-    base = found.cycles_at()
+    base = sensitivities.cycles_at()
     texts = []
-    for row in found.rows:
+    for row in sensitivities.rows:
         constant, value, change = row["constant"], row["value"], row["elasticity"] * base
-        up, down = (found.cycles_at(**{constant: value * factor}) for factor in (1.001, 0.999))
+        up, down = (sensitivities.cycles_at(**{constant: value * factor}) for factor in (1.001, 0.999))
         sides = {"central": (up - down) / 0.002, "larger": (up - base) / 0.001, "smaller": (base - down) / 0.001}
         if all(abs(change - side) > 0.02 * abs(side) + 0.001 * base for side in sides.values()):
             texts.append(f"{constant}: {change / base:+.5f}; " + str({k: round(v / base, 5) for k, v in sides.items()}))
-        for kind, parts in (("lines", found.by_line), ("layers", found.by_layer)):
+        for kind, parts in (("lines", sensitivities.by_line), ("layers", sensitivities.by_layer)):
             total = sum(part["elasticities"][constant] for part in parts)
             if abs(total - row["elasticity"]) > 0.001:
                 texts.append(f"{constant}: {row['elasticity']:+.5f}; its {kind} {total:+.5f}")
@@ -51,12 +51,15 @@ def main() -> int:
     warnings.simplefilter("ignore")
     count = failures = 0
     for name in parser.parse_args().only or COMPARED:
-        found = sensitivities_of(name)
-        texts = wrong_constants(found)
-        effects = sum(abs(row["elasticity"]) > 1e-6 for row in found.rows)
-        count += len(found.rows)
+        sensitivities = sensitivities_of(name)
+        texts = wrong_constants(sensitivities)
+        effects = sum(abs(row["elasticity"]) > 1e-6 for row in sensitivities.rows)
+        count += len(sensitivities.rows)
         failures += len(texts)
-        print(f"{name:<16}{len(found.rows):>4} constants, {effects:>3} with an effect, {len(texts)} wrong", flush=True)
+        print(
+            f"{name:<16}{len(sensitivities.rows):>4} constants, {effects:>3} with an effect, {len(texts)} wrong",
+            flush=True,
+        )
         for text in texts:
             print(f"    {text}", flush=True)
     print(f"{count} elasticities, {failures} wrong")

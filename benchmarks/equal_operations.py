@@ -157,7 +157,7 @@ Operations = Counter[tuple[str, str]]  # by operation and line: of two equal one
 
 
 def judged(programs: Programs) -> tuple[int, int, Operations]:
-    """How many equations XLA joins as traced and after the passes, and those of the latter that are not named."""
+    """Numbers of equations that XLA joins, traced and after the passes, and those of the latter that are not named."""
     traced, after, unnamed = 0, 0, Operations()
     for program in programs:
         jaxprs = list(program.jaxprs.values())

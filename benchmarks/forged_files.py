@@ -423,13 +423,13 @@ def through(door: str, folder: Path, seeds: range) -> Iterator[dict[str, Any]]:
     while next_seed < seeds.stop:
         last = min(next_seed + BATCH, seeds.stop)
         command = [sys.executable, __file__, "--child", door, str(folder), str(next_seed), str(last)]
-        done = subprocess.run(command, capture_output=True, check=False)
-        lines = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
+        child = subprocess.run(command, capture_output=True, check=False)
+        lines = [json.loads(line) for line in child.stdout.decode().splitlines() if line.startswith("{")]
         rows = [line for line in lines if "seed" in line]
         yield from rows
         next_seed += len(rows)
-        if done.returncode:
-            problem = f"ended its process with {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}"
+        if child.returncode:
+            problem = f"ended its process with {child.returncode}: {child.stderr.decode(errors='replace')[-300:]}"
             yield {"seed": next_seed, "problem": problem, "refused": False, "more": 0}
             next_seed += 1
 

@@ -86,7 +86,7 @@ class Replacement:
     """A stand-in for `jax.jit`: `ipu.jit` for tests and their utilities, `jax.jit` for JAX and ipujax themselves.
 
     Attributes:
-        left: how many calls gave each argument that `ipu.jit` refuses.
+        calls_of_jax: how many calls gave each argument that `ipu.jit` refuses.
     """
 
     def __init__(self) -> None:
@@ -245,12 +245,12 @@ class Outcomes:
     Args:
         file: name of the file.
         tests: for each test its outcome and a text: the traceback of a failure, the reason of an exclusion.
-        left: how many calls gave each argument that `ipu.jit` refuses.
+        calls_of_jax: how many calls gave each argument that `ipu.jit` refuses.
     """
 
     file: str
     tests: dict[str, tuple[str, str]] = field(default_factory=dict)
-    left: Counter[str] = field(default_factory=Counter)
+    calls_of_jax: Counter[str] = field(default_factory=Counter)
 
     def of(self, outcome: str) -> dict[str, str]:
         """The tests with one outcome, and their texts."""
@@ -282,10 +282,10 @@ def run_file(checkout: Path, file: str, choose: Callable[[list[str]], list[str]]
             names.write_text(json.dumps(to_run))
             process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             for line in results.read_text().splitlines() if results.exists() else ():
-                name, outcome, text, left = json.loads(line)
+                name, outcome, text, refused_arguments = json.loads(line)
                 died = f"{process.stderr[-2000:]}\nthe process died, code {process.returncode}"
                 outcomes.tests[name] = ("failed", died) if outcome == "started" else (outcome, text)
-                outcomes.left.update(left)
+                outcomes.calls_of_jax.update(refused_arguments)
             results.unlink(missing_ok=True)
             remaining = [name for name in to_run if name not in outcomes.tests]
             if len(remaining) == len(to_run):
@@ -308,8 +308,8 @@ def show(all_outcomes: Sequence[Outcomes], with_tracebacks: bool) -> None:
             print(f"  {file} {name}\n    {last_line(text)}")
             if with_tracebacks and outcome == "failed":
                 print(text)
-    left: Counter[str] = sum((outcomes.left for outcomes in all_outcomes), Counter())
-    print(f"\ncalls left to jax.jit, by argument: {dict(left.most_common()) or 'none'}")
+    calls_of_jax: Counter[str] = sum((outcomes.calls_of_jax for outcomes in all_outcomes), Counter())
+    print(f"\ncalls left to jax.jit, by argument: {dict(calls_of_jax.most_common()) or 'none'}")
 
 
 def main() -> int:

@@ -78,8 +78,8 @@ def main() -> int:
     while compared < args.pairs:
         name = draw.choice(list(PROGRAMS))
         tiles = draw.choice((8, 16, 32))
-        found = pairs_of(PROGRAMS[name](draw), tiles, min(_PAIRS_OF_PROGRAM, args.pairs - compared), draw)
-        pairs = list(zip(found[::2], found[1::2], strict=True))
+        plans = pairs_of(PROGRAMS[name](draw), tiles, min(_PAIRS_OF_PROGRAM, args.pairs - compared), draw)
+        pairs = list(zip(plans[::2], plans[1::2], strict=True))
         compared += len(pairs)
         held += sum(small is not None for (_, small), _ in pairs)
         replanned += sum(small is not None and small != large for (_, small), (_, large) in pairs)

@@ -111,15 +111,15 @@ def cell(graph: Nodes, case: Case, from_input: str, from_output: str, state: lis
         z = graph.add("Sigmoid", graph.add("Add", z, z_output))
         r = graph.add("Sigmoid", graph.add("Add", r, r_output))
         n = graph.add("Tanh", graph.add("Add", n, graph.add("Mul", r, n_output)))
-        kept = graph.add("Mul", z, state[0])
+        carried = graph.add("Mul", z, state[0])
         new = graph.add("Mul", graph.add("Sub", graph.constant(np.float32(1)), z), n)
-        return [graph.add("Add", new, kept)]
+        return [graph.add("Add", new, carried)]
     sums = graph.add("Add", from_input, from_output) if from_output else from_input
     if case.cell == "RNN":
         return [graph.add("Tanh", sums)]
     i, o, f, g = parts(sums, 4)
-    kept = graph.add("Mul", graph.add("Sigmoid", f), state[1])
-    new = graph.add("Add", kept, graph.add("Mul", graph.add("Sigmoid", i), graph.add("Tanh", g)))
+    carried = graph.add("Mul", graph.add("Sigmoid", f), state[1])
+    new = graph.add("Add", carried, graph.add("Mul", graph.add("Sigmoid", i), graph.add("Tanh", g)))
     return [graph.add("Mul", graph.add("Sigmoid", o), graph.add("Tanh", new)), new]
 
 

@@ -148,7 +148,7 @@ class Builder:
 
     @property
     def is_integer(self) -> bool:
-        """Whether numbers are integers."""
+        """True if numbers are integers."""
         return self.dtype != "float64"
 
 

@@ -243,7 +243,7 @@ def measure(model: Model, runs: int, limit_seconds: float, is_run: bool) -> Figu
 
 
 def warm_up() -> None:
-    """What happens once in a process, as imports inside functions."""
+    """Work that is done once in a process, as imports inside functions."""
     x = np.ones((8, 8), np.float32)
     for compile in (jax.jit, ipu.jit):
         jax.block_until_ready(compile(lambda x: jax.numpy.tanh(x @ x))(x))

@@ -84,7 +84,7 @@ class Lowered(Stage):
 
     @cached_property
     def call_program(self) -> CallProgram:
-        """What calls read of the program."""
+        """Values of the program that calls read."""
         return self._stored or CallProgram.of(self.planned)
 
     @property

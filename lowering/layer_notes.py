@@ -253,7 +253,7 @@ _Numbers = dict[tuple[str, ...], int]  # number of each tuple of texts, one of e
 
 
 class _Differences(NamedTuple):
-    """What differs between equal runs: the number of each combination of names, one a run, and likewise of lines."""
+    """Differences between equal runs: the number of each combination of names, one a run, and likewise of lines."""
 
     names: _Numbers
     places: _Numbers

@@ -62,7 +62,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `ipu.check` finds.
+    """Findings of `ipu.check`.
 
     Args:
         function: name of the function.

@@ -33,7 +33,7 @@ _RUN = "_pjit_call_impl_python"
 
 
 class Watcher(Protocol):
-    """What is told of calls."""
+    """A watcher, which is told of calls."""
 
     def dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a call of a jitted function that C++ has run; donated arguments are deleted."""

@@ -133,7 +133,7 @@ class FunctionRecord:
 
     @property
     def outline(self) -> Any:
-        """What equal functions have in common, found in constant time."""
+        """Features that equal functions have in common, found in constant time."""
         if self.jaxpr is None:
             return self.name
         avals = tuple(map(str, (*self.jaxpr.in_avals, *self.jaxpr.out_avals)))

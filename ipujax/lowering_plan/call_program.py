@@ -38,7 +38,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CallProgram:
-    """What calls read of a program, without its graph.
+    """Values of a program that calls read, without its graph.
 
     Args:
         plan: what was lowered.

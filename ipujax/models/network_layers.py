@@ -122,7 +122,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def attend_all(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """The same, weighted over all positions."""
+    """Attention that is weighted over all positions."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
 

@@ -59,7 +59,7 @@ class PointCost:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a sweep compiles.
+    """The function that a sweep compiles, and its arguments.
 
     Args:
         fun: the function, or its path "module:name".

@@ -71,7 +71,7 @@ class Level:
 
     @property
     def backwards(self) -> Level:
-        """The same rings in the other direction."""
+        """These rings in the other direction."""
         return Level(tuple(group[::-1] for group in self.groups), self.kind)
 
     def swaps(self) -> Iterator[Pairs]:

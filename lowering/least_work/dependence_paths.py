@@ -104,7 +104,7 @@ class Weights:
 
 
 class Ready(NamedTuple):
-    """When the first element of a value is ready.
+    """Path to the element of a value that is ready first.
 
     Args:
         path: the longest path to it.

@@ -37,7 +37,7 @@ function_call_p = make_primitive("function_call", _compute, _shapes)
 
 
 class CallCosts(NamedTuple):
-    """What bytes of code and of copies cost.
+    """Costs of bytes of code and of copies.
 
     Args:
         byte_cost: cost per byte on the fullest tile, in cycles.

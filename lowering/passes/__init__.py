@@ -141,7 +141,7 @@ _DEFAULTS = PassSettings()
 
 @dataclass(frozen=True, slots=True)
 class PassNotes:
-    """What passes note beside their jaxprs.
+    """Notes of passes beside their jaxprs.
 
     Args:
         trades: the trade-off curve of each gradient.

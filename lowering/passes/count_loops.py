@@ -246,7 +246,7 @@ class _Comparison(NamedTuple):
     direction: str
 
     def mirrored(self) -> _Comparison:
-        """The same with its sides exchanged."""
+        """This comparison with its sides exchanged."""
         return _Comparison(self.right, self.left, _MIRRORED[self.direction])
 
 

@@ -52,7 +52,7 @@ class Planning:
         return Graph(self.target, self.replicas, self.byte_cost)
 
     def on_one_ipu(self) -> Planning:
-        """The same with a single IPU."""
+        """These costs with a single IPU."""
         return replace(self, target=self.target.replace(num_ipus=1))
 
 

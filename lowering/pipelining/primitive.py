@@ -177,7 +177,7 @@ class MicroBatch:
     is_ready: bool = False  # whether the passes that precede the cut into stages have run on it
 
     def inlined(self) -> MicroBatch:
-        """The same without calls."""
+        """This pipeline without calls."""
         return replace(self, jaxpr=inline(self.jaxpr))
 
     def bind(self, jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any]) -> list[jax.Array]:

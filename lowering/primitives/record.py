@@ -179,7 +179,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveRecord:
-    """What is true of one primitive.
+    """Facts of one primitive, which passes and cost estimates read.
 
     Args:
         factors: index space of an equation; None where it is not known.

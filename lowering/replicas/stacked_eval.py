@@ -327,7 +327,7 @@ def _linear_solve(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values
 
 
 def _any_of_batch(predicates: jax.Array) -> jax.Array:
-    """Whether any predicate of a replica is true, bool[replicas]."""
+    """Any predicate of each replica is true, bool[replicas]."""
     return predicates.reshape(len(predicates), -1).any(1)
 
 

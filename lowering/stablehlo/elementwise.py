@@ -144,7 +144,7 @@ class Words64:
 
 
 def bitcast_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
-    """The same bits as numbers of another dtype."""
+    """Bits as numbers of another dtype."""
     (x,) = operands
     dtype = dtype_of(op.results[0].type)
     if isinstance(x, Words64):

@@ -117,7 +117,7 @@ class CopyCost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyCounts:
-    """What a copy moves; arrays are int64[tiles], the tiles of a window, but for those by IPU.
+    """Bytes and messages of a copy; arrays are int64[tiles], the tiles of a window, but for those by IPU.
 
     Args:
         window: the IPUs of all its tiles.

@@ -28,7 +28,7 @@ from ipujax.runtime.tensor import Tensor, element_bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamCounts:
-    """What a transfer between host and IPUs moves; each array is [num_ipus].
+    """Bytes of a transfer between host and IPUs; each array is [num_ipus].
 
     Args:
         ipu_bytes: bytes of each IPU, int64.

@@ -115,7 +115,7 @@ class StepClock(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outside:
-    """What a traced program talks to.
+    """The host and the devices that a traced program exchanges values with.
 
     Args:
         log: takes the decisions of data-dependent control, see `engine_function`.

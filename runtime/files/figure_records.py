@@ -260,7 +260,7 @@ class figure(cached_property[T], Generic[T]):
 
     @property
     def type(self) -> FieldType:
-        """How files have the figure."""
+        """Type of the figure in files."""
         return field_type(get_type_hints(self.func, include_extras=True)["return"])
 
 

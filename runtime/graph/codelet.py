@@ -29,7 +29,7 @@ BlockShapes = Sequence[tuple[np.ndarray, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SlowReason:
-    """What is slow, and why; as text "C++ because the row length 197 is no multiple of 4".
+    """The slow part of a vertex, and its reason; as text "C++ because the row length 197 is no multiple of 4".
 
     Args:
         what: form of code, or of copies.

@@ -38,7 +38,7 @@ def of_replicas(target: Target, replicas: int) -> Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scope:
-    """Where in the program operations are added.
+    """Place in the program where operations are added.
 
     Args:
         origin: of all that is added.

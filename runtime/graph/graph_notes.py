@@ -1,4 +1,4 @@
-"""What operations note of themselves in a graph, for its profile.
+"""Notes of operations in a graph, for its profile.
 
 Planners record plans that exceed the memory proportion as `UnmetBound`, and the profile lists them: PopLibs plans with
 ever larger bounds if no plan fits (reference machine.md §2).
@@ -101,7 +101,7 @@ class LeastWork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Notes:
-    """What operations note of themselves while they are added, for profiles.
+    """Notes that operations make while they are added, for profiles.
 
     Args:
         fallbacks: primitive of each compute set that runs an equation as one vertex.

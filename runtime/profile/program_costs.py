@@ -174,7 +174,7 @@ EquationKind = tuple[str, str, str]  # primitive, types "f32[8] f32[8] → f32[8
 
 @dataclass(frozen=True, slots=True)
 class PassChange:
-    """What a pass changed.
+    """Changes that a pass made.
 
     Args:
         name: of the pass; the first is the trace, which adds all equations.

@@ -39,7 +39,7 @@ class LoopTest(Program):
 
 
 class Walk(Protocol):
-    """What is asked of the walk over the program that the runs are part of."""
+    """The walk over the program that the runs are part of, as far as they ask it."""
 
     @property
     def num_ipus(self) -> int:
@@ -51,7 +51,7 @@ class Walk(Protocol):
 
     @property
     def control(self) -> Control:
-        """What decides data-dependent control."""
+        """Decides data-dependent control."""
 
     def effect_of(self, parts: tuple[Program, ...], caller: Origin) -> StaticEffect:
         """Return the effect of parts with static control, in order."""

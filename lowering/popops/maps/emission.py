@@ -113,7 +113,7 @@ def _planning_key(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) ->
 
 
 def _constant_key(variable: Variable) -> object:
-    """What tells a constant apart: the value of a scalar, which is planned as an immediate, or the constant itself."""
+    """Key of a constant: the value of a scalar, which is planned as an immediate, or the constant itself."""
     if not variable.is_constant:
         return None
     value = immediate_of(Tensor.of(variable))

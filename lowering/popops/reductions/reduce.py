@@ -126,7 +126,7 @@ def even_reduction(graph: Graph, shape: tuple[int, ...], axes: tuple[int, ...], 
 
 
 def _work_of(shape: tuple[int, ...], axes: tuple[int, ...], dtype: Any, monoid: str, source: Source) -> Work:
-    """What the vertices of a reduction read and write of a block of the operand."""
+    """Work of the vertices of a reduction on a block of the operand."""
     read = spans(shape, range(len(shape)))
     written = tuple(span for d, span in enumerate(read) if d not in axes)
     return Work(reduce_codelet(monoid, dtype, axes), (FieldUse(read, source), FieldUse(written)))
