@@ -177,6 +177,20 @@ def test_partitioned_programs_have_the_numbers_of_one_device(name: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_result_that_is_an_operand_of_another_split_is_moved_by_itself() -> None:
+    """The array of a device is the block of both: rows of one value are columns of the other."""
+
+    def fun(x: Any) -> Any:
+        mapped = jax.shard_map(lambda block: block, mesh=AUTO, in_specs=P("data"), out_specs=P(None, "data"))
+        return jnp.sort(x, axis=0), jnp.sort(mapped(x), axis=1)
+
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    after, _ = partitioned(fun, ((8, 4), P("data")))
+    ordered, joined = jaxpr_as_fun(shard_map(after))(x)
+    np.testing.assert_array_equal(ordered, np.sort(x, axis=0))
+    np.testing.assert_array_equal(joined, np.sort(np.concatenate([x[:4], x[4:]], 1), axis=1))
+
+
 def test_specs_spread_forward_and_backward() -> None:
     after, notes = partitioned(lambda x, w: jnp.tanh(x @ w), ((8, 16), None), ((16, 32), P(None, "model")))
     (eqn,) = after.eqns
