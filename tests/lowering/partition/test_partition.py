@@ -155,6 +155,11 @@ def looked_up_by_bytes(table: Any) -> Any:
     return read, [lax.scatter_add(table, rows[:, None], read[0], dims, mode=mode) for mode in ("clip", "drop")]
 
 
+def filled(table: Any) -> Any:
+    """Look-ups beyond the table, whose values are beyond the range of its dtype."""
+    return [table.at[jnp.array([3, 5000])].get(mode="fill", fill_value=value) for value in (-1, 300, None)]
+
+
 # Programs that XLA does not partition, or rounds twice: (function, values of the split argument).
 OF_ONE_DEVICE: dict[str, tuple[Any, Any]] = {
     "bits": (
@@ -164,6 +169,7 @@ OF_ONE_DEVICE: dict[str, tuple[Any, Any]] = {
     "iota of halves": (lambda x: x + lax.iota(x.dtype, 4096), np.zeros(4096, jnp.bfloat16)),
     "truths": (lambda x: x[jnp.array([0, 3, 5])], np.arange(8) % 3 == 0),
     "narrow indices": (looked_up_by_bytes, np.arange(1000, dtype=np.float32)),
+    "fill values out of range": (filled, (np.arange(4096 * 16) % 251).astype(np.uint8).reshape(4096, 16)),
 }
 
 
