@@ -168,3 +168,16 @@ def test_no_axis_splits_a_partial_sum_over_it(name: str) -> None:
     arrays = [array for array, _ in args]
     (actual,) = jaxpr_as_fun(shard_map(partitioned(fun, args, Notes())))(*arrays)
     np.testing.assert_allclose(actual, jax.jit(fun)(*arrays), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_halves_are_taken_in_each_iteration() -> None:
+    """Partial sums of one device may overflow where those of all devices together do not."""
+
+    def fun(rows: Any) -> Any:
+        return lax.scan(lambda c, x: (c + lax.reduce_sum(x, (0,)), None), jnp.zeros(4, jnp.float16), rows)[0]
+
+    signs = np.repeat([1, -1], 4)[:, None]
+    rows = np.broadcast_to(10_000 * signs, (3, 8, 4)).astype(np.float16)
+    jaxpr = partitioned(fun, ((rows, P(None, "data")),), Notes())
+    (actual,) = jaxpr_as_fun(shard_map(jaxpr))(rows)
+    np.testing.assert_array_equal(actual, np.zeros(4, np.float16))

@@ -124,6 +124,10 @@ def test_sums_are_scattered_where_the_result_is_split() -> None:
         (lambda x: lax.mul(np.float32(3), lax.reduce_sum(x, (0,))), jnp.float32, True),
         (lambda x: lax.div(np.float32(3), lax.reduce_sum(x, (0,))), jnp.float32, False),
         (lambda x: x.sum(0).astype(jnp.float8_e5m2), jnp.float32, False),
+        (lambda x: -lax.reduce_sum(x, (0,)), jnp.float16, True),
+        (lambda x: lax.add(lax.reduce_sum(x, (0,)), np.ones(2, np.float16)), jnp.float16, False),
+        (lambda x: lax.add(lax.reduce_sum(x, (0,)), np.ones(2, jnp.bfloat16)), jnp.bfloat16, True),
+        (lambda x: lax.cumsum(-lax.reduce_sum(x, (0,))), jnp.float32, False),
         (lambda x: lax.convert_element_type(lax.reduce_sum(x, (0,)), jnp.int8), jnp.int4, False),
     ],
 )
