@@ -164,6 +164,12 @@ def filled(table: Any) -> Any:
     return [table.at[jnp.array([3, 5000])].get(mode="fill", fill_value=value) for value in (-1, 300, None)]
 
 
+def drawn(x: Any) -> Any:
+    """Random numbers under a setting that the function itself changes."""
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        return [x + jax.random.uniform(jax.random.key(0), x.shape)]
+
+
 # Programs that XLA does not partition, or rounds twice: (function, values of the split argument).
 OF_ONE_DEVICE: dict[str, tuple[Any, Any]] = {
     "bits": (
@@ -173,6 +179,7 @@ OF_ONE_DEVICE: dict[str, tuple[Any, Any]] = {
     "iota of halves": (lambda x: x + lax.iota(x.dtype, 4096), np.zeros(4096, jnp.bfloat16)),
     "truths": (lambda x: x[jnp.array([0, 3, 5])], np.arange(8) % 3 == 0),
     "narrow indices": (looked_up_by_bytes, np.arange(1000, dtype=np.float32)),
+    "random numbers": (drawn, np.zeros((8, 4), np.float32)),
     "fill values out of range": (filled, (np.arange(4096 * 16) % 251).astype(np.uint8).reshape(4096, 16)),
 }
 
