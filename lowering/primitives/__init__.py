@@ -14,7 +14,11 @@ if TYPE_CHECKING:
         elementwise as elementwise,
         shapes as shapes,
     )
-    from ipujax.lowering.primitives.record_table import RECORDS as RECORDS, record_of as record_of
+    from ipujax.lowering.primitives.record_table import (
+        RECORDS as RECORDS,
+        has_state as has_state,
+        record_of as record_of,
+    )
     from ipujax.lowering.primitives.shape_records import INDEX as INDEX
 else:
     __getattr__ = lazy_names(__name__)
