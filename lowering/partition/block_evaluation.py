@@ -31,7 +31,11 @@ from ipujax.lowering.jaxpr import PIPELINE, scan_body, while_body, while_conditi
 from ipujax.lowering.partition.block_equations import equation_on_blocks
 from ipujax.lowering.partition.block_values import Block, Notes, Scope, zeros
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
-from ipujax.lowering.partition.resharding import reshard, values_that_may_stay_unreduced
+from ipujax.lowering.partition.resharding import (
+    holds_partial_sums,
+    reshard,
+    values_that_may_stay_unreduced,
+)
 from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, whole
 from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_function, shard_map_specs
 from ipujax.lowering.primitives import record_of
@@ -44,7 +48,9 @@ def evaluate_on_blocks(scope: Scope, jaxpr: ClosedJaxpr, operands: Sequence[Bloc
     """Blocks of the results of a jaxpr, whose values have their specs in `scope`."""
 
     def equation(eqn: JaxprEqn, blocks: list[Block]) -> list[Block]:
-        with source_of(eqn):
+        # With the user's settings where it was traced, such as `jax.threefry_partitionable`, but for the mesh.
+        mesh = jax.sharding.get_abstract_mesh()
+        with source_of(eqn), eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
             if record_of(eqn).cost == "view" and blocks and all(block.is_zero for block in blocks):
                 return [zeros(var.aval, scope.spec_or_whole(var), scope.mesh) for var in eqn.outvars]
             return _EVALUATIONS.get(eqn.primitive.name, equation_on_blocks)(scope, eqn, blocks)
@@ -221,7 +227,10 @@ def _pipeline_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) 
     # The next value of a state has the spec of the state.
     state_specs = {result: in_specs[operand] for operand, result in spec.carries}
     out_specs = [state_specs.get(n, scope.spec_or_whole(var)) for n, var in enumerate(body.outvars)]
-    sums_of = [spec.micro_batches if kind in _SUMMED else 0 for kind in kinds]
+    sums_of = [
+        spec.micro_batches if kind in _SUMMED and holds_partial_sums(spec.accumulator_dtype(aval)) else 0
+        for kind, aval in zip(kinds, jaxpr.out_avals, strict=True)
+    ]
     block_body = _body_on_blocks(scope, jaxpr, in_specs, out_specs, eqn, sums_of)
     results = eqn.params["micro_batch"].bind(block_body.jaxpr, spec, arrays)
     pairs = zip(block_body.result_specs, kinds, strict=True)

@@ -19,6 +19,7 @@ from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.partition.assignments import Assignment, needed_specs
 from ipujax.lowering.partition.resharding import index_along
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec
+from ipujax.lowering.popops import fill_of, frozen_fill
 from ipujax.lowering.primitives import INDEX, Factors, record_of, shapes
 
 # Parameters with shardings in the types of an equation; a block has none.
@@ -101,23 +102,10 @@ def _rows_read(blocks: Blocks) -> list[Any]:
         return lax.broadcast_in_dim(flags, rows.shape, lookup_dims)
 
     zero = jnp.zeros((), rows.dtype)
-    fill = jnp.full(rows.shape, _fill_value(eqn, rows.dtype))
+    fill = jnp.full(rows.shape, fill_of(frozen_fill(eqn.params["fill_value"], rows.dtype), rows.dtype))
     # One device has the value of rows outside of the table, so that the sum has it once.
     is_fill = for_windows(local.are_outside & (index_along(axes, blocks.mesh) == 0))
     return [jnp.where(for_windows(local.are_own), rows, jnp.where(is_fill, fill, zero))]
-
-
-def _fill_value(eqn: JaxprEqn, dtype: Any) -> Any:
-    """Value of rows outside of the table: the default of `lax.gather`."""
-    value = eqn.params["fill_value"]
-    if value is not None:
-        return jnp.asarray(value, dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(jnp.nan, dtype)
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return jnp.ones((), bool)
-    info = jnp.iinfo(dtype)
-    return jnp.asarray(info.min if jnp.issubdtype(dtype, jnp.signedinteger) else info.max, dtype)
 
 
 class _LocalRows(NamedTuple):

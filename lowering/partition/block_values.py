@@ -110,8 +110,10 @@ class Scope:
         is_trial: True where a body is traced only to find the specs of its results.
         may_stay_unreduced: values of which devices may keep partial sums, because their only reader adds these up, with
             the number of partial sums that share one sum over devices: the iterations of a loop that accumulates them.
-        resharded: arrays under other specs, by id of the original and spec: a value that several equations gather is
-            gathered once. Each jaxpr has its own, because values of one trace must not be read in another.
+        resharded: arrays under other specs, by id of the original, its spec and the other one: a value that several
+            equations gather is gathered once. One array may be the block of two values, as of an operand and a result
+            of a `shard_map` that returns it. Each jaxpr has its own, because values of one trace must not be read in
+            another.
     """
 
     mesh: MeshAxes
@@ -122,7 +124,7 @@ class Scope:
     is_manual: bool = False
     is_trial: bool = False
     may_stay_unreduced: Mapping[Var, int] = field(default_factory=dict)
-    resharded: dict[tuple[int, Spec], _Resharded] = field(default_factory=dict)
+    resharded: dict[tuple[int, Spec, Spec], _Resharded] = field(default_factory=dict)
 
     def required_spec(self, var: Any) -> Spec | None:
         """Spec that a value must have; None for any."""
@@ -142,7 +144,7 @@ class Scope:
             return block
         if block.is_zero:
             return zeros(block.aval, spec, self.mesh)
-        key = id(block.array), spec
+        key = id(block.array), block.spec, spec
         if key not in self.resharded:
             self._note_resharding(block, spec, eqn)
             self.resharded[key] = _Resharded(block.array, reshard(block.array, block.spec, spec, self.mesh))

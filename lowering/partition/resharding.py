@@ -334,12 +334,29 @@ def values_that_may_stay_unreduced(jaxpr: Jaxpr, results: Mapping[Var, int]) -> 
     may_stay = {var: number for var, number in results.items() if num_readers[var] == 1}
     # Backwards: operands of a linear equation may stay if its result may.
     for eqn in reversed(jaxpr.eqns):
-        is_linear = _is_scaling(eqn) or record_of(eqn).keeps_sums or eqn.primitive.name in ADDITIONS
-        number = may_stay.get(eqn.outvars[0]) if is_linear else None
+        number = may_stay.get(eqn.outvars[0]) if _is_linear(eqn) else None
         if number is not None:
             single = (atom for atom in eqn.invars if isinstance(atom, Var) and num_readers[atom] == 1)
             may_stay.update(dict.fromkeys(single, number))
     return may_stay
+
+
+def holds_partial_sums(dtype: Any) -> bool:
+    """True if partial sums that are added up, or scaled, have the range of a dtype wherever their sum has it.
+
+    Terms of a sum may be larger than the sum: those of float16 overflow, and vanish, where the sum does not.
+    """
+    return not jnp.issubdtype(dtype, jnp.inexact) or jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
+
+
+def _is_linear(eqn: JaxprEqn) -> bool:
+    """True if an equation computes, from partial sums, those of its result."""
+    record = record_of(eqn)
+    computes = _is_scaling(eqn) or eqn.primitive.name in ADDITIONS
+    if not (computes or record.keeps_sums):
+        return False
+    result: Any = eqn.outvars[0].aval
+    return holds_partial_sums(result.dtype) or not (computes or record.is_reduction)
 
 
 def _is_scaling(eqn: JaxprEqn) -> bool:
@@ -351,12 +368,9 @@ def _is_scaling(eqn: JaxprEqn) -> bool:
     aval: Any = eqn.outvars[0].aval
     if not jnp.issubdtype(aval.dtype, jnp.inexact):
         return name == "mul"  # a quotient of integers is rounded
-    # Terms of a sum may be larger than the sum: scaled, those of float16 overflow, and vanish, where the sum does not.
-    has_wide_range = jnp.finfo(aval.dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
     number = factors[0].val
     # Infinite terms of both signs add up to no number.
-    is_finite = bool(np.isfinite(number)) and not (name == "div" and number == 0)
-    return has_wide_range and is_finite
+    return bool(np.isfinite(number)) and not (name == "div" and number == 0)
 
 
 def unreduced_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> dict[Var, int]:

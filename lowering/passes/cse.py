@@ -243,15 +243,14 @@ def _repeated_cycles(eqn: JaxprEqn) -> float:
 
 _PURE_COSTS = frozenset(("view", "part", "joined", "look-up", "elementwise", "product"))
 _PURE_NAMES = frozenset(("iota", "name", "stop_gradient"))  # of those that cost nothing, without barriers
-# A copy is a value of its own; `rng_uniform` has a state.
-_NOT_JOINED = frozenset(("copy", "copy_p", "rng_uniform"))
+_NOT_JOINED = frozenset(("copy", "copy_p"))  # a copy is a value of its own
 _SAME_OPERATION = {"add_any": "add"}  # of gradients
 
 
 def is_pure(eqn: JaxprEqn) -> bool:
     """Return True if equal operands always give equal results, and nothing else happens."""
     name = eqn.primitive.name
-    if eqn.effects or name in _NOT_JOINED:
+    if eqn.effects or name in _NOT_JOINED or record_of(eqn).has_state:
         return False
     if name in CONTROL_FLOW:
         return all(is_pure(inner) for inner in equations_inside(eqn))

@@ -5,7 +5,8 @@
 So steps of a recurrent layer that an exporter wrote one after the other share their input product, as those of a loop
 do by `hoist_products`. A product of more rows costs little more than one of a few.
 Input and output: jaxprs; those in loops, branches, replicas too. Products stay that `jax.checkpoint` computes again,
-those of a stage, and those whose results would cost more bytes, until they are read, than their supersteps.
+those of a stage, those of different phases, and those whose results would cost more bytes, until they are read, than
+their supersteps.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ipujax.lowering.jaxpr import (
     HOLDERS,
     Rewrite,
     everywhere,
+    phase_of,
     spliced,
     variables_read,
     with_equations,
@@ -61,7 +63,8 @@ def join_products(
 def _with_shared_products(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[JaxprEqn]:
     """The equations, with one product for each group of them, at the place of the group's first.
 
-    A group has the products of parts of one array, of equal shape, with the same right operand and parameters.
+    A group has the products of parts of one array, of equal shape, with the same right operand and parameters, in one
+    phase of execution: those of several phases would run in the first, and read what later ones compute.
 
     Args:
         eqns: equations of a body.
@@ -75,7 +78,8 @@ def _with_shared_products(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[J
             views = _views(lhs, makers) if isinstance(lhs, Var) and isinstance(rhs, Var) else []
             if views:
                 array = variables_read(views[0])[0]
-                groups[array, rhs, lhs.aval, tuple(sorted(map(repr, eqn.params.items())))].append(eqn)
+                params = tuple(sorted(map(repr, eqn.params.items())))
+                groups[array, rhs, lhs.aval, params, phase_of(eqn)].append(eqn)
     group_of = {id(eqn): group for group in groups.values() if len(group) > 1 for eqn in group}
     added = set[int]()
     result: list[JaxprEqn] = []

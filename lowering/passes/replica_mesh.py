@@ -160,8 +160,10 @@ class ReplicaMesh:
         return lax.all_to_all(x, AXIS, split_axis, concat_axis, axis_index_groups=groups, tiled=True)
 
     def _permute(self, x: jax.Array, *, axis_name: Any, perm: Sequence[tuple[int, int]]) -> jax.Array:
-        # Pairs are ranks along the axis, the same in every group of replicas.
-        pairs = [(group[s], group[d]) for group in self.groups(named_axes(axis_name)) for s, d in perm]
+        # Pairs are ranks along the axes, the same in every group of replicas: as in JAX 0.10 in the order of the mesh,
+        # also of axes that are named in another order.
+        groups = map(sorted, self.groups(named_axes(axis_name)))
+        pairs = [(group[s], group[d]) for group in groups for s, d in perm]
         return lax.ppermute(x, AXIS, pairs)
 
     def _broadcast(self, x: jax.Array, *, axis_name: Any, source: int, **params: Any) -> jax.Array:

@@ -17,6 +17,7 @@ from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var
 from ipujax.lowering.pipelining.layers import finest_bounds, is_layer_loop
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds
+from ipujax.lowering.primitives import has_state
 from ipujax.lowering.source_info import name_stack
 
 
@@ -96,7 +97,7 @@ def dependence(body: Jaxpr, spec: PipelineSpec) -> Dependence:
     is_same: list[bool] = []
     for eqn in body.eqns:
         operands = variables(eqn.invars)
-        is_same.append(not eqn.effects and all(var in same for var in operands))
+        is_same.append(not eqn.effects and not has_state(eqn) and all(var in same for var in operands))
         if is_same[-1]:
             same.update(eqn.outvars)
         is_trained = any(var in trained for var in operands)

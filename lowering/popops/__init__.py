@@ -26,6 +26,7 @@ from ipujax.lowering.popops.indexing.gather import (
     GatherSpec as GatherSpec,
     Mode as Mode,
     fill_of as fill_of,
+    frozen_fill as frozen_fill,
     has_few_lookups as has_few_lookups,
     signed as signed,
 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from ipujax.lowering.primitives.record_table import (
         RECORDS as RECORDS,
+        has_state as has_state,
         is_matrix_product as is_matrix_product,
         record_of as record_of,
     )

@@ -198,6 +198,7 @@ class PrimitiveRecord:
         rows: whether it reads rows of a table at indices, or writes them.
         macs: multiply-adds of an equation.
         problem: its independent problems.
+        has_state: it reads a state that is no operand, as of a generator: each execution has other results.
     """
 
     factors: Callable[[JaxprEqn], Factors] | None = None
@@ -213,6 +214,7 @@ class PrimitiveRecord:
     rows: Literal["read", "written"] | None = None
     macs: Callable[[JaxprEqn], int] = _no_macs
     problem: Problem = Problem()
+    has_state: bool = False
 
     @property
     def is_reduction(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ipujax.lowering.jax_compat import JaxprEqn
+from ipujax.lowering.jax_compat import JaxprEqn, closed, jaxprs_in_params
 from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.primitives import numeric_records, shape_records
 from ipujax.lowering.primitives.numeric_records import elementwise_record
@@ -55,6 +55,12 @@ _RECORDS_OF_EQUATIONS: dict[str, Callable[[JaxprEqn], PrimitiveRecord]] = {
     "reshape": _record_of_reshape,
     "convert_element_type": _record_of_cast,
 }
+
+
+def has_state(eqn: JaxprEqn) -> bool:
+    """True if an equation, or one inside of it, reads a state: it may be run neither again nor once for several."""
+    inner = (each for jaxpr in jaxprs_in_params(eqn.params) for each in closed(jaxpr).jaxpr.eqns)
+    return record_of(eqn).has_state or any(map(has_state, inner))
 
 
 def is_matrix_product(eqn: JaxprEqn) -> bool:

@@ -321,8 +321,9 @@ RECORDS: dict[str, PrimitiveRecord] = {
     **dict.fromkeys(
         (
             *("random_bits", "random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap"),
-            *("random_gamma", "random_clone", "rng_bit_generator", "rng_uniform"),
+            *("random_gamma", "random_clone", "rng_bit_generator"),
         ),
         PrimitiveRecord(none_split),
     ),
+    "rng_uniform": PrimitiveRecord(none_split, has_state=True),
 }

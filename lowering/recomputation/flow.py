@@ -25,7 +25,7 @@ from ipujax.lowering.jaxpr import (
     variables,
     variables_read,
 )
-from ipujax.lowering.primitives import record_of
+from ipujax.lowering.primitives import has_state, record_of
 
 
 class DataFlow:
@@ -84,10 +84,10 @@ class DataFlow:
         return bool(eqn.outvars) and eqn.outvars[0] in self.views
 
     def _fixed_values(self) -> set[Var]:
-        """Values with other uses, those of effects and collectives, and those that a checkpoint's policy saves."""
+        """Values with other uses, of effects, states and collectives, and those that a checkpoint's policy saves."""
         fixed = set(self.forward_values(list(self.external)))
         for eqn in self.forward:
-            if eqn.effects or is_collective(eqn) or holds_pipeline(eqn):
+            if eqn.effects or has_state(eqn) or is_collective(eqn) or holds_pipeline(eqn):
                 fixed.update(var for var in eqn.outvars if var in self.definition)
             if _is_saved_by_policy(eqn):
                 fixed.update(self.forward_values([*eqn.invars, *eqn.outvars]))

@@ -30,7 +30,7 @@ from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.kernel import Frozen, thawed
+from ipujax.lowering.popops.vertices.kernel import Frozen, freeze, thawed
 from ipujax.lowering.popops.vertices.reducers import zero_bits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
@@ -418,6 +418,12 @@ def signed(indices: jax.Array) -> jax.Array:
     if jnp.issubdtype(indices.dtype, jnp.unsignedinteger) and indices.dtype.itemsize >= 4:
         indices = jnp.minimum(indices, jnp.asarray(jnp.iinfo(wide).max, indices.dtype))
     return indices.astype(wide)
+
+
+def frozen_fill(value: Any, dtype: Any) -> Frozen | None:
+    """A fill value, None for the default, in a dtype whose range it may exceed: as in JAX integers wrap around."""
+    with np.errstate(all="ignore"):
+        return None if value is None else freeze(np.asarray(value).astype(dtype))
 
 
 def fill_of(fill: Frozen | None, dtype: Any) -> jax.Array:

@@ -22,7 +22,7 @@ from ipujax.lowering.popops import (
     GatherSpec,
     Mode,
     ScatterSpec,
-    freeze,
+    frozen_fill,
     gather_in_memory_order,
     has_few_lookups,
     plan_in_steps,
@@ -133,7 +133,7 @@ def gather_rule(
         numbers=dimension_numbers,
         slice_sizes=tuple(slice_sizes),
         mode=mode,
-        fill=None if fill_value is None else freeze(_as_converted(fill_value, dtype)),
+        fill=frozen_fill(fill_value, dtype),
         indices_are_sorted=indices_are_sorted,
         unique_indices=unique_indices,
         table_shape=table.shape,
@@ -149,12 +149,6 @@ def gather_rule(
         return lower_array_function(ctx, fun, [table, indices])
     with _byte_cost(ctx.graph, indices):
         return gather_in_memory_order(ctx.builder, table, indices, aval.shape, spec)
-
-
-def _as_converted(value: Any, dtype: Any) -> np.ndarray:
-    """A number in a dtype that it may be out of the range of, as JAX converts it: integers wrap around."""
-    with np.errstate(all="ignore"):
-        return np.asarray(value).astype(dtype)
 
 
 def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
+import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun, shape_of
 from ipujax.lowering.jaxpr import equations, equations_inside
 from ipujax.lowering.partition import Notes, Shardings, partition
@@ -168,3 +169,28 @@ def test_no_axis_splits_a_partial_sum_over_it(name: str) -> None:
     arrays = [array for array, _ in args]
     (actual,) = jaxpr_as_fun(shard_map(partitioned(fun, args, Notes())))(*arrays)
     np.testing.assert_allclose(actual, jax.jit(fun)(*arrays), rtol=1e-5, atol=1e-5)
+
+
+def sums_of_a_loop(batches: Any) -> Any:
+    return lax.scan(lambda c, x: (c + lax.reduce_sum(x, (0,)), None), jnp.zeros(4, batches.dtype), batches)[0]
+
+
+def sums_of_a_pipeline(rows: Any) -> Any:
+    def sum_of(x: Any) -> Any:
+        with ipu.stage(0):
+            y = constrained(-x, "data")
+        with ipu.stage(1):
+            return lax.reduce_sum(y, (0,))
+
+    return ipu.pipeline(sum_of, micro_batches=3, reduce="sum")(rows)
+
+
+@pytest.mark.parametrize(
+    ("fun", "shape", "spec"), [(sums_of_a_loop, (3, 8, 4), P(None, "data")), (sums_of_a_pipeline, (24, 4), P())]
+)
+def test_sums_of_halves_are_taken_in_each_iteration(fun: Any, shape: tuple[int, ...], spec: P) -> None:
+    """Partial sums of one device may overflow where those of all devices together do not."""
+    signs = np.tile(np.repeat([1, -1], 4), 3)[:, None]
+    rows = np.broadcast_to(10_000 * signs, (24, 4)).astype(np.float16).reshape(shape)
+    (actual,) = jaxpr_as_fun(shard_map(partitioned(fun, ((rows, spec),), Notes())))(rows)
+    np.testing.assert_array_equal(actual, np.zeros(4, np.float16))

@@ -124,6 +124,10 @@ def test_sums_are_scattered_where_the_result_is_split() -> None:
         (lambda x: lax.mul(np.float32(3), lax.reduce_sum(x, (0,))), jnp.float32, True),
         (lambda x: lax.div(np.float32(3), lax.reduce_sum(x, (0,))), jnp.float32, False),
         (lambda x: x.sum(0).astype(jnp.float8_e5m2), jnp.float32, False),
+        (lambda x: -lax.reduce_sum(x, (0,)), jnp.float16, True),
+        (lambda x: lax.add(lax.reduce_sum(x, (0,)), np.ones(2, np.float16)), jnp.float16, False),
+        (lambda x: lax.add(lax.reduce_sum(x, (0,)), np.ones(2, jnp.bfloat16)), jnp.bfloat16, True),
+        (lambda x: lax.cumsum(-lax.reduce_sum(x, (0,))), jnp.float32, False),
         (lambda x: lax.convert_element_type(lax.reduce_sum(x, (0,)), jnp.int8), jnp.int4, False),
     ],
 )
@@ -155,6 +159,17 @@ def looked_up_by_bytes(table: Any) -> Any:
     return read, [lax.scatter_add(table, rows[:, None], read[0], dims, mode=mode) for mode in ("clip", "drop")]
 
 
+def filled(table: Any) -> Any:
+    """Look-ups beyond the table, whose values are beyond the range of its dtype."""
+    return [table.at[jnp.array([3, 5000])].get(mode="fill", fill_value=value) for value in (-1, 300, None)]
+
+
+def drawn(x: Any) -> Any:
+    """Random numbers under a setting that the function itself changes."""
+    with jax.threefry_partitionable(False):
+        return [x + jax.random.uniform(jax.random.key(0), x.shape)]
+
+
 # Programs that XLA does not partition, or rounds twice: (function, values of the split argument).
 OF_ONE_DEVICE: dict[str, tuple[Any, Any]] = {
     "bits": (
@@ -164,6 +179,8 @@ OF_ONE_DEVICE: dict[str, tuple[Any, Any]] = {
     "iota of halves": (lambda x: x + lax.iota(x.dtype, 4096), np.zeros(4096, jnp.bfloat16)),
     "truths": (lambda x: x[jnp.array([0, 3, 5])], np.arange(8) % 3 == 0),
     "narrow indices": (looked_up_by_bytes, np.arange(1000, dtype=np.float32)),
+    "random numbers": (drawn, np.zeros((8, 4), np.float32)),
+    "fill values out of range": (filled, (np.arange(4096 * 16) % 251).astype(np.uint8).reshape(4096, 16)),
 }
 
 
@@ -175,6 +192,20 @@ def test_partitioned_programs_have_the_numbers_of_one_device(name: str) -> None:
     for a, b in zip(jaxpr_as_fun(shard_map(jaxpr))(x), jax.tree.leaves(fun(jnp.asarray(x))), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_result_that_is_an_operand_of_another_split_is_moved_by_itself() -> None:
+    """The array of a device is the block of both: rows of one value are columns of the other."""
+
+    def fun(x: Any) -> Any:
+        mapped = jax.shard_map(lambda block: block, mesh=AUTO, in_specs=P("data"), out_specs=P(None, "data"))
+        return jnp.sort(x, axis=0), jnp.sort(mapped(x), axis=1)
+
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    after, _ = partitioned(fun, ((8, 4), P("data")))
+    ordered, joined = jaxpr_as_fun(shard_map(after))(x)
+    np.testing.assert_array_equal(ordered, np.sort(x, axis=0))
+    np.testing.assert_array_equal(joined, np.sort(np.concatenate([x[:4], x[4:]], 1), axis=1))
 
 
 def test_specs_spread_forward_and_backward() -> None:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import primitive_names
+from ipujax.lowering.offload.phase_steps import steps_of_phases
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.join_products import join_products
 from tests.lowering.helpers import check
@@ -59,6 +61,21 @@ def test_joins_products_of_parts(fun: Any, left: int) -> None:
     for got, expected in zip(jaxpr_as_fun(jaxpr)(X, W, U), jax.tree.leaves(fun(X, W, U)), strict=False):
         np.testing.assert_allclose(got, expected.reshape(got.shape) if got.ndim else expected, rtol=1e-5, atol=1e-6)
     check(fun, X, W, U, tiles=(1, 7), rtol=1e-4, atol=1e-5)
+
+
+def test_keeps_products_of_phases_apart() -> None:
+    """One of the first phase would read a part that a later phase computes."""
+
+    def in_phases(x: Any, w: Any, u: Any) -> Any:
+        h = jnp.zeros((BATCH, UNITS))
+        for step in range(STEPS):
+            with ipu.phase(step):
+                h = jnp.tanh(x[step] @ w + h @ u)
+        return h
+
+    jaxpr = joined(in_phases)
+    assert count(jaxpr) == 2 * STEPS
+    steps_of_phases(jaxpr.eqns)  # refuses a phase that reads values of a later one
 
 
 @pytest.mark.parametrize("settings", [{"num_tiles": 1, "byte_cost": 1e3}, {"keeps_products": True}])

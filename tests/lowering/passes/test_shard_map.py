@@ -43,3 +43,21 @@ def test_broadcasts_from_one_device_of_each_group() -> None:
         )
         (result,) = jaxpr_as_fun(shard_map(jax.make_jaxpr(mapped)(x)))(x)
         np.testing.assert_array_equal(result, jnp.array(expected))
+
+
+def test_permutes_in_the_order_of_the_mesh() -> None:
+    """JAX counts ranks in that order, whatever the order in which axes are named."""
+    mesh = AbstractMesh((2, 4), ("x", "y"))
+    pairs = [(rank, (3 * rank + 1) % 8) for rank in range(8)]
+    expected = np.zeros(8)
+    expected[[destination for _, destination in pairs]] = np.arange(8.0)
+    for axes in (("x", "y"), ("y", "x")):
+        mapped = jax.shard_map(
+            lambda x, axes=axes: lax.ppermute(x, axes, pairs),
+            mesh=mesh,
+            in_specs=P(("x", "y")),
+            out_specs=P(("x", "y")),
+        )
+        x = jnp.arange(8.0)
+        (result,) = jaxpr_as_fun(shard_map(jax.make_jaxpr(mapped)(x)))(x)
+        np.testing.assert_array_equal(result, expected)

@@ -136,6 +136,18 @@ def test_computes_values_of_no_micro_batch_once() -> None:
     assert [[eqn.primitive.name for eqn in part.eqns] for part in cut.parts] == [["dot_general"]] * 2
 
 
+def test_draws_numbers_of_a_state_for_each_micro_batch() -> None:
+    def noisy(w: Any, x: Any) -> Any:
+        with ipu.stage(0):
+            h = x + jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), x.shape)
+        with ipu.stage(1):
+            return h @ w
+
+    cut = partition(*traced(noisy, (jnp.ones((3, 3)), jnp.ones((2, 3))), ("same", "batch"), reduce="stack"))
+    assert not cut.shared
+    assert "rng_uniform" in [eqn.primitive.name for eqn in cut.parts[0].eqns]
+
+
 def test_frozen_stages_have_no_backward_equations() -> None:
     def loss(trained: Any, params: Any, key: Any, rows: Any) -> Any:
         return MODELS["mlp"](3)(params | trained, key, rows)

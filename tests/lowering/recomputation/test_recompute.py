@@ -292,3 +292,22 @@ def test_preserves_the_order_of_effects(capfd: pytest.CaptureFixture[str]) -> No
         jax.effects_barrier()
         texts.append(capfd.readouterr().out)
     assert texts[0].count("gradient") == texts[0].count("outside") == 1 and set(texts) == {texts[0]}
+
+
+@pytest.mark.parametrize("mode", ["all", "standard", "auto"])
+@pytest.mark.parametrize("length", [0, 2])
+def test_numbers_of_a_state_are_drawn_once(mode: str, length: int) -> None:
+    """Drawn again, the gradient would have others than the loss; `length`: of a loop that draws them, 0 without."""
+
+    def drawn(x: jax.Array) -> jax.Array:
+        return jax.lax.rng_uniform(np.float32(0), np.float32(1), x.shape)
+
+    def noise(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda y, _: (drawn(y), None), x, None, length)[0] if length else drawn(x)
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return (jax.numpy.sin(jax.numpy.sin(x @ w) * noise(x)) ** 2).sum()
+
+    jaxpr = run_passes(jax.make_jaxpr(jax.value_and_grad(loss))(np.ones((4, 4)), np.ones((8, 4))))["dce"]
+    recomputed = recompute(jaxpr, Recomputation(mode, (0.1,)))
+    assert [eqn.primitive.name for eqn in equations(recomputed.jaxpr)].count("rng_uniform") == 1
