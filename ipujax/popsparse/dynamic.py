@@ -123,7 +123,7 @@ def sparse_dense_mat_mul(
     def product(values: jax.Array, meta: jax.Array, x: jax.Array) -> jax.Array:
         row = meta[: cells * plan.size]
         slots = meta[cells * plan.size :].reshape(2, steps, cells, plan.size)
-        sparse = SparseBlocks(values, row.reshape(cells, plan.size), slots[0], slots[1])
+        sparse = SparseBlocks(values, row.reshape(cells, plan.size), slots[0], slots[1], plan)
         multiply = dynamic_transposed_matmul if transpose_lhs else dynamic_matmul
         return multiply(plan, sparse, x[0])[None]
 

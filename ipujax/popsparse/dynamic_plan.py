@@ -14,7 +14,7 @@ host; one far less even than a random one needs more propagation steps, or large
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf, log, prod, sqrt
 from numbers import Real
 from typing import Any
@@ -57,12 +57,14 @@ class SparseBlocks:
             added to, as its place among the rows of the cell that has the bucket in that step; past the last row for
             blocks of other cells.
         column_slot: `slot` of the transposed product.
+        plan: the plan, which is part of the tree's structure.
     """
 
     values: jax.Array
     row: jax.Array
     slot: jax.Array
     column_slot: jax.Array
+    plan: DynamicPlan = field(metadata={"static": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ class DynamicPlan:
             jax.numpy.asarray(row.reshape(by_cell)),
             jax.numpy.asarray(slot.reshape(-1, *by_cell)),
             jax.numpy.asarray(column_slot.reshape(-1, *by_cell)),
+            self,
         )
 
     def _places(self, cell: np.ndarray) -> np.ndarray:

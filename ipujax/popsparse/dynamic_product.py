@@ -54,19 +54,18 @@ def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, con
     if not isinstance(plan, DynamicPlan) or not isinstance(sparse, SparseBlocks):
         got = f"{type(plan).__name__}, {type(sparse).__name__}"
         raise ArgumentTypeError(name, expected="a DynamicPlan and its SparseBlocks", got=got)
+    if sparse.plan != plan:
+        raise ArgumentValueError(
+            f"{name}: the sparse matrix was encoded with another plan", expected=plan, got=sparse.plan
+        )
     dtypes = [getattr(array, "dtype", type(array).__name__) for array in (sparse.values, x)]
     if any(dtype != plan.dtype for dtype in dtypes):
         got = f"{dtypes[0]}, {dtypes[1]}"
         raise ArgumentTypeError(f"{name}: operands", expected=f"arrays, both {plan.dtype}", got=got)
     grid = plan.grid
     shape = grid.cells * plan.size, plan.block, plan.block
-    by_cell = grid.cells, plan.size
-    if (sparse.values.shape, sparse.row.shape, sparse.slot.shape) != (shape, by_cell, (plan.steps + 1, *by_cell)):
-        raise ArgumentValueError(
-            f"{name}: the sparse matrix was encoded with another plan",
-            expected=f"values {shape}",
-            got=sparse.values.shape,
-        )
+    if sparse.values.shape != shape:
+        raise ArgumentValueError(f"{name}: values of the sparse matrix", expected=shape, got=sparse.values.shape)
     length = plan.shape[contracted]
     if x.ndim != 2 or x.shape[0] != length or x.shape[1] % grid.column_parts or not x.shape[1]:
         expected = f"({length}, n), n a multiple of {grid.column_parts}"

@@ -153,7 +153,9 @@ COPIED: dict[str, Callable[[], Any]] = {
     "popsparse.COOMatrix": lambda: popsparse.COOMatrix(4, 4, np.ones(2), np.array([0, 1]), np.array([0, 1])),
     "popsparse.CSRMatrix": lambda: popsparse.CSRMatrix(4, 4, np.ones(2), np.array([0, 1]), np.array([0, 1, 2, 2, 2])),
     "popsparse.DynamicPlan": lambda: popsparse.DynamicPlan((16, 16), 8, 2, 4),
-    "popsparse.SparseBlocks": lambda: popsparse.SparseBlocks(*[jnp.arange(3)] * 4),
+    "popsparse.SparseBlocks": lambda: popsparse.SparseBlocks(
+        *[jnp.arange(3)] * 4, popsparse.DynamicPlan((8, 8), 4, 2, 4)
+    ),
     "schedules.Chimera": schedules.Chimera,
     "schedules.Domain": schedules.Domain,
     "schedules.DualPipeV": schedules.DualPipeV,

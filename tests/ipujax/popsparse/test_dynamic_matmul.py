@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -120,6 +121,8 @@ def test_wrong_arguments():
         (lambda: popsparse.dynamic_matmul(plan, sparse, x[:4]), "x"),
         (lambda: popsparse.dynamic_matmul(plan, sparse, x.astype(np.float16)), "both float32"),
         (lambda: popsparse.dynamic_matmul(DynamicPlan((16, 8), 4, 8, columns=2), sparse, x), "another plan"),
+        # One whose arrays have equal shapes.
+        (lambda: popsparse.dynamic_matmul(replace(plan, oversize=0.31), sparse, x), "another plan"),
     ):
         with pytest.raises(ipu.ArgumentError, match=message):
             wrong()
