@@ -25,12 +25,12 @@ from ipujax.lowering.poplin.vertex_kinds import (
     VertexKind,
     block_cycles,
     gathered_bytes,
-    grains,
     input_lengths,
     output_lengths,
     sums_in_half,
     weight_lengths,
 )
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles, sync_cycles
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, element_bytes
@@ -109,20 +109,13 @@ class Candidates:
     rhs_stays: bool = False
 
     @staticmethod
-    def of(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups: bool = False) -> Candidates:
-        """Enumerates the candidates of one kind of vertex that use at most the tiles of one IPU.
-
-        With `in_groups` no cut divides a group of channels of an operand.
-        """
-        grain = grains(kind, spec, target, in_groups=in_groups)
-        extents_and_grains = list(zip(spec.extents, grain, strict=True))  # of each dimension
-        splittable_dims = sum(extent > g for extent, g in extents_and_grains)
-        limit = _MAX_SPLITS.get(max(1, splittable_dims), _MANY_DIMS_MAX_SPLITS)
-        splits = grids([split_candidates(extent, g, limit) for extent, g in extents_and_grains], target.tiles_per_ipu)
+    def of(kind: VertexKind, spec: ConvSpec, target: Target, grain: Dims[int]) -> Candidates:
+        """Enumerates the candidates of one kind of vertex and grain that use at most the tiles of one IPU."""
+        splits = _splits(spec.extents, grain, target.tiles_per_ipu).astype(np.int64)
         # The longest block has its share of the grains, rounded up, but no more than the dimension.
         longest = [
             np.minimum(ceil_div(ceil_div(extent, g), split) * g, extent)
-            for (extent, g), split in zip(extents_and_grains, splits, strict=True)
+            for extent, g, split in zip(spec.extents, grain, splits, strict=True)
         ]
         return Candidates(spec, kind, target, grain, splits, Dims.of(longest))
 
@@ -374,3 +367,13 @@ class Candidates:
     @cached_property
     def _operand_bytes(self) -> np.ndarray:
         return self._input_bytes + self._weight_bytes
+
+
+@remembered
+def _splits(extents: Dims[int], grain: Dims[int], max_blocks: int) -> np.ndarray:
+    """Numbers of blocks of each dimension worth trying, uint[dimensions, candidates], narrow for the cache."""
+    extents_and_grains = list(zip(extents, grain, strict=True))  # of each dimension
+    splittable_dims = sum(extent > g for extent, g in extents_and_grains)
+    limit = _MAX_SPLITS.get(max(1, splittable_dims), _MANY_DIMS_MAX_SPLITS)
+    splits = grids([split_candidates(extent, g, limit) for extent, g in extents_and_grains], max_blocks)
+    return splits.astype(np.min_scalar_type(max_blocks))

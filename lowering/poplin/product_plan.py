@@ -36,7 +36,7 @@ from ipujax.lowering.poplin.spec import (
     arithmetic,
 )
 from ipujax.lowering.poplin.tile_plan import STEPS, Plan, PlanCost, is_plan_of, spec_of_all_steps
-from ipujax.lowering.poplin.vertex_kinds import KINDS
+from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind, grains
 from ipujax.runtime.cache import remembered, remembered_and_stored
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep
@@ -241,7 +241,16 @@ def trial_plans(
     for in_groups in (False, True):  # whether plans cut no group of channels
         for search in searches:
             plans += map(search.convert, _trade_off(search, target, fragment_cycles, in_groups=in_groups))
-    return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.lower_bound_cycles))
+    by_program: dict[tuple[object, ...], Plan] = {}
+    for plan in plans:
+        by_program.setdefault(_program_key(plan), plan)
+    return tuple(sorted(by_program.values(), key=lambda plan: plan.lower_bound_cycles))
+
+
+def _program_key(plan: Plan) -> tuple[object, ...]:
+    """All of a plan that its program depends on: the cuts, which those in groups of channels often equal."""
+    cuts = tuple(cut.tobytes() for cut in plan.grid().cuts)
+    return replace(plan, grains=Dims.of([1] * len(cuts))), cuts
 
 
 def _trade_off(search: _Search, target: Target, fragment_cycles: float, *, in_groups: bool) -> list[Plan]:
@@ -251,12 +260,9 @@ def _trade_off(search: _Search, target: Target, fragment_cycles: float, *, in_gr
     cut no group of channels. `search` has the convolution, the best cost known and the bound of memory.
     """
     max_cycles = int(_MAX_TRIAL_COST * search.best_cycles)  # in more cycles no plan is cheaper, even with one fragment
-    plans = [
-        plan_of_candidate(candidates, choice)
-        for all_candidates in _candidates_of_kinds(search.spec, target, in_groups=in_groups)
-        for candidates in [all_candidates.within(search.bound_bytes, max_cycles)]
-        for choice in candidates.trade_off(search.bound_bytes, max_cycles, fragment_cycles)
-    ]
+    kinds = _kinds_and_grains(search.spec, target, in_groups=in_groups)
+    bounds = search.bound_bytes, max_cycles, fragment_cycles
+    plans = [plan for kind, grain in kinds for plan in _unbeaten_plans(kind, grain, search.spec, target, *bounds)]
     curve: list[Plan] = []  # by rising cost and falling number of tiles
 
     def cost(plan: Plan) -> float:
@@ -271,9 +277,25 @@ def _trade_off(search: _Search, target: Target, fragment_cycles: float, *, in_gr
     return list(plan_of_level.values())
 
 
-def _candidates_of_kinds(spec: ConvSpec, target: Target, *, in_groups: bool = False) -> Iterator[Candidates]:
+@remembered
+def _unbeaten_plans(
+    kind: VertexKind,
+    grain: Dims[int],
+    spec: ConvSpec,
+    target: Target,
+    bound_bytes: float,
+    max_cycles: int,
+    fragment_cycles: float,
+) -> tuple[Plan, ...]:
+    """Plans of one kind of vertex, see `Candidates.trade_off`; grains are often those with `in_groups` too."""
+    candidates = Candidates.of(kind, spec, target, grain).within(bound_bytes, max_cycles)
+    choices = candidates.trade_off(bound_bytes, max_cycles, fragment_cycles)
+    return tuple(plan_of_candidate(candidates, choice) for choice in choices)
+
+
+def _kinds_and_grains(spec: ConvSpec, target: Target, *, in_groups: bool = False) -> list[tuple[VertexKind, Dims[int]]]:
     arith = arithmetic(spec, target)
-    return (Candidates.of(kind, spec, target, in_groups=in_groups) for kind in KINDS if kind.applies(spec, arith))
+    return [(kind, grains(kind, spec, target, in_groups=in_groups)) for kind in KINDS if kind.applies(spec, arith)]
 
 
 def _in_steps_of(best: Plan, plan: Plan, stack_bytes: int) -> Plan:
@@ -340,7 +362,7 @@ def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
     Bounds are `share`, its doubles, then none; `memory_bound_met` says whether the first one is met. A share of 0 asks
     for the plan of least memory.
     """
-    by_kind = list(_candidates_of_kinds(spec, target))
+    by_kind = [Candidates.of(kind, spec, target, grain) for kind, grain in _kinds_and_grains(spec, target)]
     if share == 0:
         plans = [plan_of_candidate(candidates, candidates.smallest()) for candidates in by_kind]
         return min(plans, key=lambda plan: (plan.temp_bytes, plan.cost.total_cycles))

@@ -19,7 +19,7 @@ Limits: each phase lasts as long as its slowest tile; phases do not overlap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -29,15 +29,14 @@ import numpy as np
 from ipujax.runtime.cache import recall, recall_stored
 from ipujax.runtime.cost.ipu_window import Window, compact, is_count_by_tile, mapping_range, tile_range
 from ipujax.runtime.cost.padded_rows import padding_of_group
-from ipujax.runtime.cost.rearrangement import field_traffics, rearrangement, traffics_of
+from ipujax.runtime.cost.rearrangement import field_traffics, field_windows, padded_traffics, rearrangement
 from ipujax.runtime.exchange import (
     Traffic,
+    TrafficWindow,
     exchange_cycles,
     geometry,
     mappings_from,
-    narrowed,
     receive_cycles,
-    widened,
 )
 from ipujax.runtime.graph import (
     NO_TILE,
@@ -286,14 +285,21 @@ def group_costs(
     """Return the costs of the groups of a compute set on the tiles of its window; see `_count_and_cost`."""
     groups = graph.groups[compute_set]
     if keys is None:
-        return [_group_cost(group, graph, window) for group in groups]
-    beside = _constants_read(graph, compute_set), window.tiles
-    # Narrowed: as int64 they were half of all that the cache has of a large compilation.
-    costs = [
-        recall(("vertices", key, beside), partial(_narrow_group_cost, group, graph, window))
-        for key, group in zip(keys, groups, strict=True)
+        parts = [_group_cost(group, graph, window.first_tile) for group in groups]
+    else:
+        beside = _constants_read(graph, compute_set)
+        parts = [
+            recall(("vertices", key, beside), partial(_group_cost, group, graph, window.first_tile))
+            for key, group in zip(keys, groups, strict=True)
+        ]
+    return [
+        GroupCost(
+            part.vertices,
+            padded_traffics(group, part.reads, graph, False, window.tiles),
+            padded_traffics(group, part.writes, graph, True, window.tiles),
+        )
+        for group, part in zip(groups, parts, strict=True)
     ]
-    return [_with_traffic(cost, widened) for cost in costs]
 
 
 def window_of(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
@@ -378,17 +384,18 @@ class GroupCost:
     writes: Sequence[Traffic]
 
 
-def _group_cost(group: VertexGroup, graph: Graph, window: Window) -> GroupCost:
-    reads, writes = (traffics_of(group, graph, is_result, window) for is_result in (False, True))
-    return GroupCost(_group_cycles(group, graph, window.first_tile), reads, writes)
+@dataclass(frozen=True, slots=True, eq=False)
+class _CompactGroupCost:
+    """A `GroupCost` as caches have it: exchanges of the tiles that take part, in few bytes, counted from a first."""
+
+    vertices: _GroupCycles
+    reads: Sequence[TrafficWindow]
+    writes: Sequence[TrafficWindow]
 
 
-def _narrow_group_cost(group: VertexGroup, graph: Graph, window: Window) -> GroupCost:
-    return _with_traffic(_group_cost(group, graph, window), narrowed)
-
-
-def _with_traffic(cost: GroupCost, change: Callable[[Traffic], Traffic]) -> GroupCost:
-    return GroupCost(cost.vertices, [*map(change, cost.reads)], [*map(change, cost.writes)])
+def _group_cost(group: VertexGroup, graph: Graph, first_tile: int) -> _CompactGroupCost:
+    reads, writes = (field_windows(group, graph, is_result, first_tile) for is_result in (False, True))
+    return _CompactGroupCost(_group_cycles(group, graph, first_tile), reads, writes)
 
 
 def _group_cycles(group: VertexGroup, graph: Graph, first_tile: int) -> _GroupCycles:

@@ -18,8 +18,16 @@ import numpy as np
 
 from ipujax.runtime.cost.ipu_window import Window
 from ipujax.runtime.cost.padded_rows import padding_of_tensor, with_padding
-from ipujax.runtime.exchange import Traffic, atom_cycles, copy_cycles, shortest_atom, slow_bytes
-from ipujax.runtime.exchange.traffic import traffic
+from ipujax.runtime.exchange import (
+    Traffic,
+    TrafficWindow,
+    atom_cycles,
+    copy_cycles,
+    field_window,
+    shortest_atom,
+    slow_bytes,
+    traffic_on,
+)
 from ipujax.runtime.graph import NO_TILE, Access, Field, Graph, SlowReason, VertexGroup
 from ipujax.runtime.tensor import Tensor
 
@@ -35,21 +43,26 @@ class FieldTraffic:
     traffic: Traffic
 
 
-def traffics_of(group: VertexGroup, graph: Graph, results: bool, window: Window) -> list[Traffic]:
-    """Return the exchange of each field of a group that is read, or with `results` written, padding included."""
+def field_windows(group: VertexGroup, graph: Graph, results: bool, first_tile: int) -> list[TrafficWindow]:
+    """Return the exchange of each field that is read, or with `results` written, tiles counted from `first_tile`."""
+    windows = [field_window(group, position, graph, results) for position in _exchanged(group, results)]
+    return [TrafficWindow(window.first - first_tile, window.traffic) for window in windows]
+
+
+def padded_traffics(
+    group: VertexGroup, windows: Sequence[TrafficWindow], graph: Graph, results: bool, num_tiles: int
+) -> list[Traffic]:
+    """Return the exchange of each field, see `field_windows`, on `num_tiles` tiles, padding included."""
     return [
-        with_padding(
-            traffic(group, position, graph, results, window.tile_numbers),
-            padding_of_tensor(access.tensor, graph.padded_lengths),
-        )
-        for position, (_, access) in _exchanged(group, results).items()
+        with_padding(traffic_on([window], range(num_tiles)), padding_of_tensor(access.tensor, graph.padded_lengths))
+        for window, (_, access) in zip(windows, _exchanged(group, results).values(), strict=True)
     ]
 
 
 def field_traffics(
     groups: Sequence[VertexGroup], traffics: Sequence[Sequence[Traffic]], results: bool
 ) -> list[FieldTraffic]:
-    """Return the exchanges of the fields of some groups, of which `traffics` has those of each, see `traffics_of`."""
+    """Return the exchanges of the fields of some groups; `traffics` has those of each, see `padded_traffics`."""
     return [
         FieldTraffic(number, group, field, access.tensor, exchange)
         for number, (group, exchanges) in enumerate(zip(groups, traffics, strict=True))

@@ -33,10 +33,9 @@ from ipujax.runtime.exchange.traffic import (
     access_traffic as access_traffic,
     copy_traffic as copy_traffic,
     copy_windows as copy_windows,
+    field_window as field_window,
     geometry as geometry,
     independent_parts as independent_parts,
     mappings_from as mappings_from,
-    narrowed as narrowed,
     traffic_on as traffic_on,
-    widened as widened,
 )

@@ -307,7 +307,7 @@ def _needed_fragments(lines: Sequence[Line]) -> np.ndarray:
         blocks = len(line.block_size)
         # Intervals start in their first block, each at an index of its own, and continue at the start of the others.
         starts = np.unique(np.broadcast_to(line.start, overlap.count.shape)[used])
-        at_edge = np.isin(line.edges[:-1], starts)
+        at_edge = np.searchsorted(starts, line.edges[:-1], "right") > np.searchsorted(starts, line.edges[:-1])
         begins = np.bincount(np.searchsorted(line.edges, starts, side="right") - 1, minlength=blocks)[:blocks]
         change = np.bincount(first + 1, minlength=blocks + 1) - np.bincount(
             (overlap.first + overlap.count)[used], minlength=blocks + 1

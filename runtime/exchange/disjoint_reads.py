@@ -37,7 +37,7 @@ def count_disjoint_reads(group: VertexGroup, access: Access, mapping: TileMappin
     tile = group.tile
     if not isinstance(node, Affine) or node.variable.size > _MAX_ELEMENTS:
         return None
-    if np.unique(tile[tile >= 0]).size < np.count_nonzero(tile >= 0):  # a tile with two vertices has two operands
+    if np.bincount(tile[tile >= 0]).max(initial=0) > 1:  # a tile with two vertices has two operands
         return None
     axes = [dim.terms[0].axis for dim in access.dims]
     if any(group.axes[axis].extent != size for axis, size in zip(axes, access.tensor.shape, strict=True)):

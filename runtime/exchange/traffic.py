@@ -67,9 +67,13 @@ def traffic(
     Raises:
         GraphError: a variable without a tile mapping.
     """
-    access = group.accesses[field]
     writes = not group.codelet.fields[field].is_read if results is None else results
-    return traffic_on([_traffic(group, access, graph, writes)], tiles or range(graph.target.num_tiles))
+    return traffic_on([field_window(group, field, graph, writes)], tiles or range(graph.target.num_tiles))
+
+
+def field_window(group: VertexGroup, field: int, graph: Graph, writes: bool) -> TrafficWindow:
+    """Return the exchange of one field of a vertex group, see `traffic`, on the tiles that take part."""
+    return _traffic(group, group.accesses[field], graph, writes)
 
 
 def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:
@@ -168,6 +172,8 @@ def _strip_reshapes(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor
 
 
 _WORD_BYTES = 4  # of the exchange, reference A1
+_MEMBERS = tuple(item.name for item in fields(Traffic))
+_ARE_BYTES = [name.endswith("_bytes") for name in _MEMBERS]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -270,7 +276,7 @@ def mappings_from(first_tile: int, tensor: Tensor, graph: Graph) -> tuple[TileMa
 
 def traffic_on(windows: Sequence[TrafficWindow], tiles: range) -> Traffic:
     """Sum the traffic of windows on neighbouring tiles, int64[tiles] each; what is on other tiles is left out."""
-    sums = {item.name: _zeros(len(tiles)) for item in fields(Traffic)}
+    sums = dict.fromkeys(_MEMBERS, _zeros(len(tiles)))
     for window in windows:
         width = len(window.traffic.local_bytes)
         low = max(window.first, tiles.start)
@@ -306,17 +312,6 @@ def _hashable_view(node: Node, variables: Sequence[Variable]) -> tuple[object, .
     return None
 
 
-def narrowed(traffic: Traffic) -> Traffic:
-    """Return traffic in as few bytes as it takes, for a cache."""
-    members = (getattr(traffic, item.name) for item in fields(Traffic))
-    return Traffic(*(_read_only(_narrowed(values)) if values.any() else _zeros(len(values)) for values in members))
-
-
-def widened(traffic: Traffic) -> Traffic:
-    """Return `narrowed` traffic as int64, with which it can be computed."""
-    return Traffic(*(getattr(traffic, item.name).astype(np.int64, copy=False) for item in fields(Traffic)))
-
-
 def _is_in_place(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
     """Check whether the grid of vertices is the grid of the mapping, block for block and tile for tile."""
     tensor = access.tensor
@@ -349,7 +344,7 @@ def _zeros(num_tiles: int) -> np.ndarray:
 @remembered
 def _no_traffic(num_tiles: int) -> Traffic:
     zeros = _zeros(num_tiles)
-    return Traffic(*[zeros] * len(fields(Traffic)))
+    return Traffic(*[zeros] * len(_MEMBERS))
 
 
 @remembered
@@ -384,18 +379,17 @@ def _count_elements(
 
 def _scale_to_bytes(counts: Traffic, item_bytes: int) -> Traffic:
     """Scale counts of elements to bytes, read-only; members without traffic become the shared zeros."""
-    members = []
     # Parts of less than a word cannot arrive one behind the other.
     is_narrow = counts.received_bytes * item_bytes < _WORD_BYTES * counts.fragments
     if is_narrow.any():
         counts = replace(counts, receives=np.where(is_narrow, counts.fragments, counts.receives))
-    for item in fields(Traffic):
-        values = getattr(counts, item.name) * (item_bytes if item.name.endswith("_bytes") else 1)
-        members.append(_read_only(_narrowed(values)) if values.any() else _zeros(len(values)))
-    return Traffic(*members)
+    members = np.stack([getattr(counts, name) for name in _MEMBERS], dtype=np.int64)
+    members[_ARE_BYTES] *= item_bytes
+    zeros = _zeros(members.shape[1])
+    rows = zip(members, members.min(1).tolist(), members.max(1).tolist(), strict=True)
+    return Traffic(*(_narrowed(values, low, high) if low or high else zeros for values, low, high in rows))
 
 
-def _narrowed(counts: np.ndarray) -> np.ndarray:
-    """Return counts in the narrowest dtype that has them: caches keep most of all counts of a compilation."""
-    ends = (int(counts.min()), int(counts.max()))
-    return counts.astype(np.result_type(*map(np.min_scalar_type, ends)))
+def _narrowed(counts: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Return counts in the narrowest dtype for them, read-only: caches keep most of all counts of a compilation."""
+    return _read_only(counts.astype(np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))))

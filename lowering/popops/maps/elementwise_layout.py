@@ -134,16 +134,23 @@ def choose_layout(
         return layouts[0]
 
     stored_bytes = sum(element_bytes(dtype) for dtype in kernel.result_dtypes)  # of each element
-
-    def rank(layout: Layout) -> tuple[float, int, int]:
-        """Cost in cycles, memory included; of equals the most even layout: elements of the fullest tile, then tiles."""
-        evenness = _evenness(layout.mapping, graph.target.num_tiles)
-        cost = float(_compute_cycles(kernel, layout.mapping, graph.target))
-        cost += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
-        cost += _exchange_cost(graph, operands, views, layout, shape)
-        return cost + graph.byte_cost_cycles * evenness.worst * stored_bytes, evenness.worst, -evenness.tiles
-
-    return min(layouts, key=rank)
+    evenness = [_evenness(layout.mapping, graph.target.num_tiles) for layout in layouts]
+    vertex_costs = [
+        float(_compute_cycles(kernel, layout.mapping, graph.target))
+        + sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
+        for layout in layouts
+    ]
+    memory_costs = [graph.byte_cost_cycles * each.worst * stored_bytes for each in evenness]
+    # Cost in cycles, memory included; of equals the most even layout: elements of the fullest tile, then tiles.
+    best = (float("inf"), 0, 0, 0)
+    for number in sorted(range(len(layouts)), key=lambda n: vertex_costs[n] + memory_costs[n]):
+        most = best[0] - vertex_costs[number] - memory_costs[number]
+        if most < 0:  # rising costs without the exchange, which takes longest to count: no later layout costs less
+            break
+        exchange_cost = _exchange_cost(graph, operands, views, layouts[number], shape, most)
+        cost = vertex_costs[number] + exchange_cost + memory_costs[number]
+        best = min(best, (cost, evenness[number].worst, -evenness[number].tiles, number))
+    return layouts[best[-1]]
 
 
 def _finest_layout(
@@ -300,28 +307,39 @@ def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: La
 
 
 def _exchange_cost(
-    graph: Graph, operands: Sequence[Tensor], views: Sequence[View], layout: Layout, shape: tuple[int, ...]
+    graph: Graph,
+    operands: Sequence[Tensor],
+    views: Sequence[View],
+    layout: Layout,
+    shape: tuple[int, ...],
+    most: float,
 ) -> float:
     """Cycles to receive the mapped operands, and the cost of the code and of the buffers for that.
 
-    `views` are the operands without repetitions; operands that are not mapped will be mapped to their readers.
+    `views` are the operands without repetitions; operands that are not mapped will be mapped to their readers. Once
+    the cost exceeds `most`, no further operand is counted.
     """
     target = graph.target
     grid = grid_of(layout, operands, views, (), shape)
-    # Of each tile: cycles to receive, bytes sent, messages sent, bytes of exchange code and of buffers.
+    # Of each tile: cycles to receive, bytes sent, messages sent, bytes of buffers and of the code that receives.
     receiving, sent, sends, needed_bytes = (np.zeros(target.num_tiles, np.int64) for _ in range(4))
     axes, tile, accesses = grid.with_windows()
+    cost = 0.0
     for access in accesses:
-        if graph.is_mapped(access.tensor):
-            traffic = access_traffic(axes, tile, access, graph)
-            receiving = receiving + receive_cycles(
-                traffic.received_bytes, traffic.shared_bytes, traffic.receives, target, traffic.fragments
-            )
-            sent = sent + traffic.sent_bytes
-            sends = sends + traffic.sends
-            needed_bytes = needed_bytes + receive_code_bytes(traffic.receives, target) + traffic.received_bytes
-    needed_bytes = needed_bytes + send_code_bytes(sends, sent)
-    return float(exchange_cycles(receiving, sent, target, sends).max() + graph.byte_cost_cycles * needed_bytes.max())
+        traffic = access_traffic(axes, tile, access, graph) if graph.is_mapped(access.tensor) else None
+        if traffic is None or not traffic.sent_bytes.any():
+            continue
+        receiving = receiving + receive_cycles(
+            traffic.received_bytes, traffic.shared_bytes, traffic.receives, target, traffic.fragments
+        )
+        sent = sent + traffic.sent_bytes
+        sends = sends + traffic.sends
+        needed_bytes = needed_bytes + receive_code_bytes(traffic.receives, target) + traffic.received_bytes
+        most_bytes = (needed_bytes + send_code_bytes(sends, sent)).max()
+        cost = float(exchange_cycles(receiving, sent, target, sends).max() + graph.byte_cost_cycles * most_bytes)
+        if cost > most:
+            break
+    return cost
 
 
 class _Evenness(NamedTuple):

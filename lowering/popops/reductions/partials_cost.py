@@ -147,13 +147,13 @@ def combining_cost(
     """
     counts, inverse = np.unique(slots, return_inverse=True)  # candidates with equally many have equal stages
     total = np.zeros(len(slots), np.int64)
-    for slots_before, slots_after in zip(*stages(tuple(counts.tolist())), strict=True):
-        division = divide(
-            slots_before[inverse], slots_after[inverse], longest, shape, dtype, monoid, target, cycles_per_byte
-        )
-        is_run = slots_before[inverse] > 1
-        total = total + is_run * division.cycles
-        longest = np.where(is_run, division.longest, longest)
+    longest = longest.copy()
+    for stage_before, stage_after in zip(*stages(tuple(counts.tolist())), strict=True):
+        running = np.flatnonzero(stage_before[inverse] > 1)  # candidates that have the stage
+        before, after = stage_before[inverse[running]], stage_after[inverse[running]]
+        division = divide(before, after, longest[:, running], shape, dtype, monoid, target, cycles_per_byte)
+        total[running] += division.cycles
+        longest[:, running] = division.longest
     return CombiningCost(total, longest)
 
 

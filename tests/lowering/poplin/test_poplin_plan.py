@@ -27,7 +27,7 @@ from ipujax.lowering.poplin.cycles import (
 )
 from ipujax.lowering.poplin.product_plan import _divides, trial_plans
 from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, Dims, arithmetic
-from ipujax.lowering.poplin.vertex_kinds import KINDS, block_cycles
+from ipujax.lowering.poplin.vertex_kinds import KINDS, block_cycles, grains
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Builder
@@ -288,7 +288,7 @@ def test_plan_is_the_best_candidate(name):
     best: list[int] = []
     for kind in KINDS:
         if kind.applies(spec, arithmetic(spec, MK2)):
-            candidates = Candidates.of(kind, spec, MK2)
+            candidates = Candidates.of(kind, spec, MK2, grains(kind, spec, MK2))
             cycles = candidates.cost_parts(np.arange(candidates.splits.shape[1])).sum(0)
             assert np.all(candidates.lower_bound_cycles <= cycles)
             best.append(cycles[candidates.temp_bytes <= bound].min())
@@ -450,6 +450,13 @@ def test_counts_regions_of_blocks_that_cut_groups(block):
     largest = max(int(np.count_nonzero(np.diff(np.sort(read.ravel())) > 1)) + 1 for read in blocks)
     counted = int(_regions(IN_GROUPS, (np.int64(1), np.int64(1), np.int64(INNER), np.int64(block))))
     assert counted / 1.6 <= largest <= counted if block % 16 else counted / 3 <= largest <= counted
+
+
+def test_tries_no_two_plans_of_equal_blocks():
+    """Cuts in groups of channels are often those without: their programs are equal, and were costed twice."""
+    plans = trial_plans(plan_matmul(1, 1024, 64, 64, FLOAT, MK2, rhs_is_free=True), MK2, None, 0.5)
+    cuts = [(plan.kind, plan.maps_linearly, *(cut.tobytes() for cut in plan.grid().cuts)) for plan in plans]
+    assert len(cuts) > 1 and len(set(cuts)) == len(cuts)
 
 
 def test_cuts_between_groups_of_rows_at_a_high_cost_per_byte():
