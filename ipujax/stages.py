@@ -33,7 +33,7 @@ from ipujax.runtime.not_copied import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tracebacks import showing_user_frames
-from ipujax.sharding import Partitioning, run_on_one_device, without_axes
+from ipujax.sharding import Partitioning, run_on_one_device
 
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Lowered(Stage):
             log: takes the decisions of data-dependent control, see `engine_function`.
         """
         # XLA computes the program on device arrays; results return to their memories below.
-        on_device = [without_axes(to_device(x)) for x in leaves]
+        on_device = list(map(to_device, leaves))
         outs = self.call_program.tree_of_results(on_device, lambda operands: self.run_program(*operands, log=log))
         return outs if self.call_program.runs_apart(log) else self.call_program.to_memories(outs)
 

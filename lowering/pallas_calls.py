@@ -142,14 +142,16 @@ def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 def _is_simple(eqn: JaxprEqn) -> bool:
     """True for a Pallas kernel that loops can compute: a fixed grid of blocks, and values that are arrays of numbers.
 
-    So without semaphores, copies between memories, padded blocks, or indices of the grid in nested scopes.
+    So without semaphores, copies between memories, padded blocks, or indices of the grid in nested scopes. A call with
+    effects simulates a TPU (`InterpretParams`), with its errors, races and memory that is undefined.
     """
     grid = eqn.params["grid_mapping"]
     kernel = eqn.params["jaxpr"]
     entries = [entry for mapping in grid.block_mappings for entry in mapping.block_shape]
     dtypes = [getattr(var.aval, "dtype", None) for var in kernel.invars]
     return (
-        grid.local_grid_env is None
+        not eqn.effects
+        and grid.local_grid_env is None
         and all(isinstance(n, int) for n in grid.grid)
         and all(type(entry).__name__ in _SIZES and getattr(entry, "padding", (0, 0)) == (0, 0) for entry in entries)
         and all(dtype is None or not jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes)

@@ -79,7 +79,7 @@ def advise(
     numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
     half_batch = halved(args, numbers) if numbers else None
     traced = fun.trace(*args)
-    if traced.closes_over_tracers:
+    if traced.reads_transformation:
         traced.lower()  # raises the error, which no option avoids
     # The user's function with its options unchanged, which may allow it to exceed the memory.
     present, profile = _compiled(Variant("as it is", fun, args))

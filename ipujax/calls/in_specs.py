@@ -26,8 +26,10 @@ from ipujax.lowering.jax_compat import (
     with_float0,
     without_float0,
 )
+from ipujax.lowering.jaxpr import axes_around, equations
 from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.replicas import AXIS, Dims, global_shape
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
 from ipujax.runtime.logs import Log
 from ipujax.sharding import place_in_call
@@ -126,6 +128,7 @@ class Replication:
 
         with explaining_axis_errors(self):
             jaxpr, results = trace_over_axis(run_replica, shapes, self.axis_name, self.replicas)
+        self._refuse_axes_around(name, jaxpr)
         self._warn_of_gradients(name, jaxpr)
         jaxpr = discharged_body(jaxpr, who, {self.axis_name: self.replicas})
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
@@ -150,6 +153,19 @@ class Replication:
         pairs = zip(jaxpr.out_avals, out_dims, strict=True)
         global_outs = with_float0(outs, is_empty, [global_shape(x.shape, dim, self.replicas) for x, dim in pairs])
         return jax.tree.unflatten(jax.tree.structure(results), global_outs)
+
+    def _refuse_axes_around(self, name: str, jaxpr: ClosedJaxpr) -> None:
+        """Refuse a function of replicas that reads an axis of a transformation around it, as `jax.vmap` has."""
+        axes = axes_around(jaxpr.jaxpr) - {self.axis_name}
+        if axes:
+            lines = [source_line(eqn) for eqn in equations(jaxpr.jaxpr) if axes & axes_around(eqn)]
+            raise ArgumentError(
+                f"{name} of {self.replicas} replicas reads an axis of a transformation around it",
+                where=lines[-1],  # outer equations, as calls, come first
+                expected=f'"{self.axis_name}", the axis of its replicas',
+                got=", ".join(map(repr, sorted(axes))),
+                hint="pass what depends on that axis as an argument",
+            )
 
     def _warn_of_gradients(self, name: str, jaxpr: ClosedJaxpr) -> None:
         """Warn, once for each line, of collectives that sum gradients of values that all replicas share."""

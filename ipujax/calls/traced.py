@@ -19,7 +19,7 @@ import jax
 from ipujax.arguments import donated_places
 from ipujax.calls.memory_kinds import may_be_offloaded
 from ipujax.lowering.jax_compat import argument_names, used_inputs
-from ipujax.lowering.jaxpr import has_phases, results_in_memories
+from ipujax.lowering.jaxpr import axes_around, has_phases, results_in_memories
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
 from ipujax.runtime.not_copied import Shared
@@ -273,8 +273,10 @@ class Traced(Stage):
         return self._traced.out_info
 
     @property
-    def closes_over_tracers(self) -> bool:
-        return len(self.jaxpr.in_avals) != self._call.tree.num_leaves  # JAX makes such tracers inputs of the jaxpr
+    def reads_transformation(self) -> bool:
+        """Whether the function reads values or axes of a transformation of JAX around the call."""
+        closes_over_tracers = len(self.jaxpr.in_avals) != self._call.tree.num_leaves  # JAX makes them inputs
+        return closes_over_tracers or bool(axes_around(self.jaxpr.jaxpr))
 
     @property
     def arguments_on_chip(self) -> list[str]:

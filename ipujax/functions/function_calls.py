@@ -155,7 +155,7 @@ class FunctionCalls:
         with self.compiler.watching():
             shardings = user.shardings.of_whole_call(user.name, tuple(positional.values()))
             traced = self.compiler.trace_for(device, args, kwargs, shardings)
-            compiled = None if traced.closes_over_tracers else traced.lower().compile()
+            compiled = None if traced.reads_transformation else traced.lower().compile()
         if compiled is None:
             self._plain_calls.notice()
             return self.compiler.plain(*args, **kwargs)
@@ -225,7 +225,7 @@ class FunctionCalls:
         user = self._user
         check_mesh_of_devices(user.name, error, where)
         is_donated_twice = all(words in str(error) for words in _DONATED_TWICE)
-        if is_donated_twice and not (traced := self.compiler.trace(args, kwargs)).closes_over_tracers:
+        if is_donated_twice and not (traced := self.compiler.trace(args, kwargs)).reads_transformation:
             traced.signature.check_donated(user.name, jax.tree.leaves(user.dynamic(args, kwargs)))
         if not isinstance(error, jax.errors.JaxRuntimeError):  # raised by a run, which has deleted donated arguments
             check_memories(user.name, error)
@@ -258,7 +258,10 @@ class FunctionCalls:
 
     def _check_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the program in the first call of its signature."""
-        lowered = self.compiler.lower(args, kwargs)
+        traced = self.compiler.trace(args, kwargs)
+        if traced.reads_transformation:
+            return  # JAX computes the call: no program is checked
+        lowered = traced.lower()
         if lowered not in self._checked:
             self._report(lowered, args, kwargs).raise_mismatch()
             self._checked.add(lowered)

@@ -191,7 +191,7 @@ class FunctionCompiler:
                 operands = self.spread.avals(arguments)
             with self.watching():
                 traced = self.trace_for(device, operands[0], operands[1], shardings)
-            if traced.closes_over_tracers:
+            if traced.reads_transformation:
                 check_live(self.plain, args, kwargs, *user.dynamic(args, kwargs))
             return traced
         except (TypeError, ValueError, OverflowError) as error:
@@ -257,8 +257,8 @@ class FunctionCompiler:
         if isinstance(device, CPU):
             problem = f"{self.user.name} runs on ipu.CPU(), which computes numbers only"
             raise ArgumentError(problem, hint="give ipu.jit an ipu.IPUModel")
-        if traced.closes_over_tracers:
-            problem = f"{self.user.name} uses values that a transformation of JAX is tracing"
+        if traced.reads_transformation:
+            problem = f"{self.user.name} uses values or axes of a transformation of JAX around it"
             raise ArgumentError(problem, hint="lower it outside of that transformation, or make them arguments")
         membership()  # read at the first compilation
         # The jaxpr itself is the key: JAX caches one for each combination of shapes, static values and settings such as

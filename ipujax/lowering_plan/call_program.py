@@ -16,7 +16,7 @@ from ipujax.calls import moves_apart
 from ipujax.lowering.jax_compat import fetched, is_float0, to_memory_of, with_weak_type
 from ipujax.lowering.refs import is_ref
 from ipujax.lowering_plan.traced_plan import LoweringPlan
-from ipujax.sharding import Partitioning, with_axes
+from ipujax.sharding import Partitioning, with_axes, without_axes
 
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ class CallProgram:
         ]
         # Final values of Refs are the last results, in the order of the inputs.
         for ref in refs:
-            ref[...] = next(outs)
+            (ref[...],) = with_axes([next(outs)], [jax.typeof(ref)])
         return jax.tree.unflatten(signature.out_tree, results)
 
     def operands(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the arrays of the inputs of the jaxpr: arguments, values of Refs, and arrays in the host's memory."""
-        values = [x[...] if is_ref(jax.typeof(x)) else x for x in self._inputs(leaves)]
-        return [*values, *self.constants]
+        values = (x[...] if is_ref(jax.typeof(x)) else x for x in self._inputs(leaves))
+        return [*map(without_axes, values), *self.constants]
 
     def _inputs(self, leaves: Sequence[Any]) -> list[Any]:
         arguments = zip(leaves, self.plan.signature.in_avals, strict=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
     from ipujax.lowering.jaxpr.nested import (
         Rewrite as Rewrite,
+        axes_around as axes_around,
         distinct_jaxprs as distinct_jaxprs,
         equations as equations,
         equations_inside as equations_inside,

@@ -17,6 +17,7 @@ from ipujax.lowering.jax_compat import (
     is_on_host,
     jaxprs_in_params,
     on_device,
+    without_axes,
 )
 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
@@ -160,6 +161,12 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 def variables_read(eqn: JaxprEqn) -> list[Var]:
     """Return the operands of an equation that are not literals."""
     return variables(eqn.invars)
+
+
+def axes_around(code: Jaxpr | JaxprEqn) -> frozenset[str]:
+    """Return the names of the axes that a jaxpr or an equation reads from outside: of `jax.vmap`, or of replicas."""
+    of_axes: Collection[Any] = code.effects - without_axes(code.effects)
+    return frozenset(effect.name for effect in of_axes)
 
 
 def results_in_memories(jaxpr: ClosedJaxpr) -> tuple[Any, ...]:

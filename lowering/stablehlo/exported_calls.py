@@ -335,8 +335,8 @@ opaque_call_p = make_primitive(
 def lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Jaxpr of a primitive's equation, translated from the module that JAX lowers it to for the CPU.
 
-    None where that has an operation without a counterpart in JAX, such as a call of compiled code, which is logged, or
-    where operands are keys or no arrays.
+    None where that has an operation without a counterpart in JAX, such as a call of compiled code, or effects, which is
+    logged, or where operands are keys or no arrays.
     """
     avals: list[Any] = [atom.aval for atom in eqn.invars]
     if any(not isinstance(aval, jax.core.ShapedArray) or _is_key(aval.dtype) for aval in avals):
@@ -344,6 +344,8 @@ def lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     function = jax_jit(lambda *operands: eval_equation(eqn, *operands), keep_unused=True)
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     try:
+        if eqn.effects:
+            raise UntranslatedError("effects")
         module = function.trace(*shapes).lower(lowering_platforms=(_PLATFORM,)).compiler_ir("stablehlo")
         return jax.make_jaxpr(lambda *operands: _run_main(module, operands))(*avals)
     except (UntranslatedError, NotImplementedError) as error:

@@ -102,6 +102,10 @@ def test_options_check_the_first_call_of_each_signature_and_donate_afterwards() 
 def test_options_have_nothing_to_check_without_a_machine_or_under_transformations() -> None:
     assert ipu.jit(lambda x: x + 1, device=ipu.CPU(), options=CHECKED)(X).shape == X.shape
     assert jax.grad(lambda x: ipu.jit(jnp.sum, device=SMALL, options=CHECKED)(x))(X).shape == X.shape
+    # Arguments are known, and the function reads a value and an axis of the transformation.
+    assert jax.grad(lambda w: ipu.jit(lambda x: (x * w).sum(), device=SMALL, options=CHECKED)(X))(X).shape == X.shape
+    numbered = ipu.jit(lambda x: x + lax.axis_index("rows"), device=SMALL, options=CHECKED)
+    np.testing.assert_array_equal(jax.vmap(lambda _: numbered(1), axis_name="rows")(X), 1 + np.arange(6))
 
 
 def test_a_ref_is_not_written() -> None:

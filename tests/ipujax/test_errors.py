@@ -345,7 +345,7 @@ def test_a_tracer_that_is_traced() -> None:
         return inner(1.0), inner.eval_shape(1.0).shape == ()
 
     assert jax.jit(outer)(2.0) == (3, True)
-    assert all("uses values that a transformation of JAX is tracing" in error.what for error in errors)
+    assert all("uses values or axes of a transformation of JAX around it" in error.what for error in errors)
 
 
 # --- nothing half done ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
 
@@ -343,6 +343,22 @@ def compiled_ahead(jit: Any) -> Any:
     return compiled(ref, 3.0), compiled(ref, 4.0), ref[...], other[...]
 
 
+def of_a_mesh_of_one_device(jit: Any) -> Any:
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    x = jax.device_put(X, NamedSharding(mesh, P("x")))
+    given = jax.new_ref(x)
+    closed_over = jax.new_ref(x)
+
+    def fun(ref: Any) -> Any:
+        ref[...] = ref[...] * 2
+        closed_over[...] += ref[...]
+        return ref[...] + 1
+
+    result = jit(fun)(given)
+    assert jax.typeof(result) == jax.typeof(given[...]) == jax.typeof(closed_over[...]) == jax.typeof(x)
+    return result, given[...], closed_over[...]
+
+
 def under_transformations(jit: Any) -> Any:
     ref = jax.new_ref(X)
     fun = jit(lambda ref, x: (put(ref, 0, x), ref[1])[1])
@@ -355,7 +371,15 @@ def under_transformations(jit: Any) -> Any:
     return jax.jit(lambda ref: fun(ref, 5.0))(ref), ref[...], jax.jit(closes_over_a_traced_one)(X), by_rows
 
 
-OUTSIDE = (as_arguments, closed_over, changed_between, in_inner_functions, beside_other_settings, compiled_ahead)
+OUTSIDE = (
+    as_arguments,
+    closed_over,
+    changed_between,
+    in_inner_functions,
+    beside_other_settings,
+    compiled_ahead,
+    of_a_mesh_of_one_device,
+)
 
 
 @pytest.mark.parametrize("run", [*OUTSIDE, under_transformations], ids=lambda run: run.__name__)

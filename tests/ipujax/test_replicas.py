@@ -357,6 +357,11 @@ def test_an_inner_function_of_another_number_of_replicas():
         replicated(lambda x: inner(x))(X)
 
 
+def test_an_axis_of_a_transformation_around_replicas_is_refused():
+    with pytest.raises(ArgumentError, match=r"an axis of a transformation around it[\s\S]*at: test_replicas.py"):
+        jax.vmap(replicated(lambda x: lax.psum(x, ("rows", "replica"))), axis_name="rows")(X[None])
+
+
 # --- on paper ---
 
 

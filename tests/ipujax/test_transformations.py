@@ -55,6 +55,10 @@ def clipped(x: jax.Array) -> jax.Array:
 clipped.defvjp(lambda x: (clipped(x), x), lambda x, g: (jnp.clip(g, -0.1, 0.1) * x,))
 
 
+def named_axis(x: jax.Array) -> jax.Array:
+    return lax.cond(lax.axis_index("i") > 1, jnp.sin, jnp.cos, lax.psum(x, "i"))
+
+
 def solved(x: jax.Array) -> jax.Array:
     """A solution found by an iteration whose gradient is another solution."""
     matrix = x @ x.T + 5 * jnp.eye(4)
@@ -158,6 +162,7 @@ OF: dict[str, Callable[[JITTED], Any]] = {
     "while": lambda jit: lax.while_loop(lambda c: c.sum() < 99, jit(lambda c: c + 1), X),
     "custom_jvp": lambda jit: jax.grad(jit(lambda x: tripled(x).sum()))(X),
     "custom_vjp": lambda jit: jax.grad(jit(lambda x: clipped(x).sum()))(X),
+    "axis of vmap, known argument": lambda jit: jax.vmap(lambda _: jit(named_axis)(T), axis_name="i")(X),
     "closed over": lambda jit: jax.grad(lambda w: jit(lambda x: (x @ w).sum())(X))(T),
     "donated": lambda jit: jax.grad(lambda x: jit(loss)(x))(jnp.array(X)),
     "pytrees": lambda jit: jax.grad(jit(lambda p: (p["a"] * p["b"][0]).sum()))({"a": X, "b": [T]}),

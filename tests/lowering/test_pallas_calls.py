@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import jaxpr_as_fun
@@ -161,3 +162,24 @@ def test_lines_are_those_of_the_kernel() -> None:
 def test_a_kernel_for_other_chips_runs() -> None:
     call = called(doubled, interpret=False)
     np.testing.assert_array_equal(ipu.jit(call)(X), 2 * X)
+
+
+SIMULATED = pltpu.InterpretParams(uninitialized_memory="zero")  # a TPU; other memory is NaN before it is written
+
+
+def first_row(x_ref: Any, o_ref: Any) -> None:
+    o_ref[0] = x_ref[0]
+
+
+def copied_by_two_cores(x: Any) -> Any:
+    mesh = pltpu.create_tensorcore_mesh("core", num_cores=2)
+
+    def copy(refs: Any) -> None:
+        pl.core_map(mesh, interpret=SIMULATED)(lambda: pltpu.sync_copy(*refs))
+
+    return pl.run_state(copy)((x, jnp.zeros_like(x)))[1]
+
+
+@pytest.mark.parametrize("fun", [called(first_row, interpret=SIMULATED), copied_by_two_cores], ids=["grid", "cores"])
+def test_a_simulated_tpu_runs_as_in_jax(fun: Callable[[Any], Any]) -> None:
+    np.testing.assert_array_equal(ipu.jit(fun)(X), jax.jit(fun)(X))
