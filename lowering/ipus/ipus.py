@@ -118,6 +118,8 @@ class LowersEquations(Protocol):
         prog: ProgramSequence,
         results: Sequence[Atom],
         after: Callable[[JaxprEqn], object] = ...,
+        into: Mapping[Var, Tensor] | None = ...,
+        row_sums: Mapping[Var, Any] = ...,
     ) -> None: ...
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor: ...

@@ -34,7 +34,7 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     without_axes,
 )
-from ipujax.lowering.jaxpr import PIPELINE, equations, has_phases, stage_name, variables, variables_read
+from ipujax.lowering.jaxpr import PIPELINE, equations, has_phases, stage_name, value_bytes, variables, variables_read
 from ipujax.lowering.offload.alternating_ipus import alternate_ipus
 from ipujax.lowering.offload.batches import Batch, batch_transfers, in_batches, overlapped
 from ipujax.lowering.offload.control_flow import BodyMemory, BodyRewrite
@@ -54,7 +54,8 @@ def depth_first(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[Jaxpr
     """The equations, those behind the last gradient in another order: the update of one parameter after the other.
 
     So the state of one parameter is loaded, updated and stored before that of the next, and is never on the tiles with
-    all others. An update with effects keeps its order. `results` are the program's.
+    all others. The smallest comes first: a gradient is dropped after its update, so that fewest are beside the state of
+    the largest. An update with effects keeps its order. `results` are the program's.
     """
     start = 1 + max((n for n, eqn in enumerate(eqns) if _is_gradient(eqn)), default=len(eqns) - 1)
     update = eqns[start:]
@@ -62,7 +63,7 @@ def depth_first(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[Jaxpr
         return list(eqns)
     defining_eqn = {var: n for n, eqn in enumerate(update) for var in eqn.outvars}
     order: dict[int, None] = {}
-    for atom in variables(results):
+    for atom in sorted(variables(results), key=lambda var: value_bytes(var.aval)):
         _append_with_operands(defining_eqn.get(atom), update, defining_eqn, order)
     unused = [n for n in range(len(update)) if n not in order]
     return [*eqns[:start], *(update[n] for n in (*order, *unused))]

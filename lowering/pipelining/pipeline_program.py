@@ -19,30 +19,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from ipujax.lowering.host_rows import TaskMoves, store_of_stack
+from ipujax.lowering.host_rows import TaskMoves
 from ipujax.lowering.ipus import Ipus, variables
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, is_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.layout import map_linearly, mapping_like
 from ipujax.lowering.passes import fuser
 from ipujax.lowering.passes.channel_groups import grouped_inputs
+from ipujax.lowering.pipelining.part_results import PartResults, PartRowSum, loop_sums, reductions
 from ipujax.lowering.pipelining.part_values import Arrival, HandedOn, PartBuilder, PartInputs, Pipeline, Send
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import StagePart
-from ipujax.lowering.pipelining.primitive import combine
 from ipujax.lowering.pipelining.staged import StagedPipeline, Term
-from ipujax.lowering.popops import assign, new_stack, new_state, push
+from ipujax.lowering.popops import assign, new_state
 from ipujax.lowering.recomputation import ChainTrade
-from ipujax.lowering.schedules import FORWARD, SchedulePlan, Slot
+from ipujax.lowering.schedules import SchedulePlan, Slot
 from ipujax.runtime.graph import (
+    BYTE_COST_CYCLES,
     Builder,
     Call,
     Copy,
@@ -52,8 +48,7 @@ from ipujax.runtime.graph import (
     Repeat,
     Sequence as ProgramSequence,
 )
-from ipujax.runtime.tensor import BACKWARD as BACKWARD_PART, FORWARD as FORWARD_PART, UPDATE, Tensor, concat
-from ipujax.runtime.tensor.roles import GRADIENTS
+from ipujax.runtime.tensor import Tensor, concat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +88,7 @@ def lower_pipeline(ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor
     moves: TaskMoves[TaskKind] = TaskMoves()
     handed = HandedOn(pipeline, {variable for state in states.values() for variable in state.variables()})
     inputs = PartInputs(pipeline, same, staged.fully_viewed(same), states, handed, moves)
-    results = _Results(pipeline, states, handed, moves, _reductions(staged.spec.micro_batches))
+    results = PartResults(pipeline, states, handed, moves, reductions(staged.spec.micro_batches))
     fuse = fuser()
     functions: dict[TaskKind, Function] = {}
     for part in staged.parts:
@@ -152,7 +147,7 @@ def _lower_part(
     part: StagePart,
     pipeline: Pipeline,
     inputs: PartInputs,
-    results: _Results,
+    results: PartResults,
     fuse: Callable[[ClosedJaxpr], ClosedJaxpr],
 ) -> PartBuilder:
     """Builds the program of a part: it reads its inputs, computes, hands values on and updates results and states.
@@ -167,7 +162,7 @@ def _lower_part(
     invars = staged.inputs_of(part)
     in_groups = dict(zip(part.jaxpr.invars, grouped_inputs(part.jaxpr), strict=True))
     env = {var: inputs.read(var, builder, in_groups.get(var, False)) for var in invars}
-    other_terms = _lower_equations(fuse(ClosedJaxpr(part.jaxpr, ())).jaxpr, env, pipeline, results, builder)
+    other_terms = _lower_equations(env, pipeline, results, builder, fuse)
     states = staged.states_of(part)
     env.update({var: results.states[var] for var in states})
     # States are handed on before they are replaced.
@@ -182,23 +177,35 @@ def _lower_part(
 
 
 def _lower_equations(
-    body: Jaxpr, env: dict[Var, Tensor], pipeline: Pipeline, results: _Results, builder: PartBuilder
+    env: dict[Var, Tensor],
+    pipeline: Pipeline,
+    results: PartResults,
+    builder: PartBuilder,
+    fuse: Callable[[ClosedJaxpr], ClosedJaxpr],
 ) -> list[Term]:
     """Lowers the equations of a part, and adds each term to its result as soon as it is computed.
 
-    So the gradients of one layer are dead before those of the next are computed.
+    So the gradients of one layer are dead before those of the next are computed; in a loop over layers too, in plans of
+    less memory.
 
     Args:
-        body: the part's equations.
         env: tensor of each input; results of equations are added.
         pipeline: the pipeline.
         results: gets the terms.
         builder: the part.
+        fuse: fuses the equations.
 
     Returns:
         The terms that no equation computes, as inputs that are results.
     """
     terms = pipeline.staged.terms_of(builder.part)
+    # Each row costs supersteps in each iteration, so a plan for speed alone adds stacks as a whole.
+    is_for_speed = pipeline.ipus.graph.byte_cost_cycles <= BYTE_COST_CYCLES
+    sums = {term.atom: term for term in terms if isinstance(term.atom, Var) and results.is_new_sum(term, builder)}
+    unfused, stacks = loop_sums(builder.part.jaxpr, () if is_for_speed else sums)
+    body = fuse(ClosedJaxpr(unfused, ())).jaxpr
+    row_sums = {stack: PartRowSum(results, sums[var], builder) for var, stack in stacks.items()}
+    terms = [term for term in terms if term.atom not in stacks]
     computed = {var for eqn in body.eqns for var in variables(eqn.outvars)}
     pending = {term: term.atom for term in terms if isinstance(term.atom, Var) and term.atom in computed}
     pending_vars = set(pending.values())
@@ -211,156 +218,11 @@ def _lower_equations(
                 results.add_term(term, env[var], builder)
 
     read_later = [*body.outvars, *pipeline.staged.next_of_state.values()]
-    pipeline.ipus.lowering(builder.ipu).equations(body.eqns, env, builder.body, read_later, add_terms)
+    pipeline.ipus.lowering(builder.ipu).equations(
+        body.eqns, env, builder.body, read_later, add_terms, row_sums=row_sums
+    )
+    env.update({var: env[stack] for var, stack in stacks.items()})
     return [term for term in terms if not isinstance(term.atom, Var) or term.atom not in pending_vars]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Results:
-    """Results of a pipeline: parts reduce their terms over micro-batches, and terms are added at the end.
-
-    Args:
-        pipeline: the pipeline.
-        states: variable of each state.
-        handed: values that parts hand on.
-        moves: gets the stores of rows on the host.
-        reductions: of terms, see `_reductions`.
-        accumulators: variables by number of the result and position of the term.
-    """
-
-    pipeline: Pipeline
-    states: Mapping[Var, Tensor]
-    handed: HandedOn
-    moves: TaskMoves[TaskKind]
-    reductions: Mapping[tuple[str, str], Callable[..., jax.Array]]
-    accumulators: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-
-    def add_term(self, term: Term, value: Tensor, builder: PartBuilder) -> None:
-        """Adds to the program of a part the reduction of a term over micro-batches, into its accumulator.
-
-        A term is what one stage adds to a result. Nothing is added for the last value of a state, which the method
-        `result` takes from the state, and for a result of dtype float0, which has no values.
-        """
-        spec = self.pipeline.staged.spec
-        kind = spec.kind_of(term.number)
-        aval = self.pipeline.staged.partition.jaxpr.out_avals[term.number]
-        if kind == "carry" or is_float0(aval):
-            return
-        graph = self.pipeline.ipus.graph
-        part = FORWARD_PART if builder.part.task.kind == FORWARD else BACKWARD_PART
-        with graph.debug_origin(replace(graph.origin, part=part)):
-            self._add_reduction(term, kind, value, builder)
-
-    def _add_reduction(self, term: Term, kind: str, value: Tensor, builder: PartBuilder) -> None:
-        """Adds the reduction of a term over micro-batches, and its accumulator, zeroed once a step.
-
-        Args:
-            term: the term of a result.
-            kind: "sum", "mean", "running_mean", "last" or "stack".
-            value: the term of one micro-batch.
-            builder: the part that computes it.
-        """
-        ipus = self.pipeline.ipus
-        graph = ipus.graph
-        spec = self.pipeline.staged.spec
-        aval = self.pipeline.staged.partition.jaxpr.out_avals[term.number]
-        name = f"{builder.name}/result {term.number}"
-        key = term.number, term.position
-        map_linearly(builder.view, value)
-        if kind == "stack":
-            self.accumulators[key] = self._stacked(term.number, value, builder, name)
-            return
-        shared = self._shared_accumulator(term.number, builder.ipu) if kind in ("sum", "mean") else None
-        if shared is not None:  # zeroed where the other term has added it
-            self.accumulators[key] = shared
-            ipus.emit(builder.ipu, self.reductions["part", kind], [shared, value], builder.body, name, into=shared)
-            return
-        dtype = value.dtype if kind == "last" else spec.accumulator_dtype(aval)
-        accumulator = self.accumulators[key] = ipus.add_like(value, builder.ipu, f"{name}/{kind}", dtype)
-        if builder.part.task.kind != FORWARD:
-            graph.note_role(accumulator, GRADIENTS)
-        if kind == "last":
-            builder.body.add(Copy(value, accumulator, name, graph.origin))
-            return
-        zero = builder.view.add_constant(np.zeros((), dtype), "0")
-        map_linearly(builder.view, zero)
-        zeros = zero.broadcast_in_dim(accumulator.shape, ())
-        # Once a step, as the update: PopART clears accumulators in the fragment of its optimisers.
-        self.pipeline.prog.add(Copy(zeros, accumulator, f"{name}/zero", replace(graph.origin, part=UPDATE)))
-        values = [accumulator, value, *([builder.counted()] if kind == "running_mean" else [])]
-        ipus.emit(builder.ipu, self.reductions["part", kind], values, builder.body, name, into=accumulator)
-
-    def _stacked(self, number: int, value: Tensor, builder: PartBuilder, name: str) -> Tensor:
-        """The stack of a result: on the IPU, or on the host if it is sent there after the part has run.
-
-        Args:
-            number: number of the result.
-            value: its row of one micro-batch.
-            builder: the part that computes it.
-            name: debug name.
-        """
-        spec = self.pipeline.staged.spec
-        if not spec.sent or not spec.sent[number]:
-            stack = new_stack(Builder(builder.view, self.pipeline.prog, name), value, spec.micro_batches)
-            push(Builder(builder.view, builder.body, name), stack, value, builder.counted())
-            return stack
-        # The row is sent after the part has run: its variable must not be overwritten before, and its number is that of
-        # a counter one behind `builder.counted()`, since the part counts its micro-batch at its end.
-        value = self.handed.kept(value, builder)
-        row_number = builder.counted_stored()
-        stack, stores = store_of_stack(builder.view, name, value, spec.micro_batches, row_number, on_host=True)
-        self.moves.stores.setdefault(builder.part.task, []).append(stores)
-        return stack
-
-    def _shared_accumulator(self, number: int, ipu: int) -> Tensor | None:
-        """Accumulator of another term of this result on the same IPU, as for a tied weight of two stages there.
-
-        None where there is no such term yet.
-        """
-        of_result = [accumulator for (n, _), accumulator in self.accumulators.items() if n == number]
-        variable_ipu = self.pipeline.ipus.variable_ipu
-        return next((x for x in of_result if variable_ipu(x.variables()[0]) == ipu), None)
-
-    def result(self, number: int) -> Tensor:
-        """A result after all tasks: a state, a stack, or the sum or mean of its accumulators.
-
-        One of dtype float0 has no values: constant flags of its shape stand for it. A mean is summed by the parts, and
-        divided here.
-        """
-        staged = self.pipeline.staged
-        ipus = self.pipeline.ipus
-        kind = staged.spec.kind_of(number)
-        aval = staged.partition.jaxpr.out_avals[number]
-        terms = staged.partition.results[number]
-        if is_float0(aval):
-            shape = (staged.spec.micro_batches, *aval.shape) if kind == "stack" else aval.shape
-            return ipus.graph.add_constant(np.zeros((), bool), "float0").broadcast_in_dim(shape, ())
-        if kind == "carry":  # the state of which this result is the next value
-            return self.states[staged.partition.jaxpr.jaxpr.invars[staged.spec.states[number]]]
-        ipu = staged.result_ipu(terms)
-        accumulators = (self.accumulators[number, position] for position in range(len(terms)))
-        # Terms of stages on one IPU share an accumulator.
-        distinct = list({accumulator.node: accumulator for accumulator in accumulators}.values())
-        if kind not in ("mean", "sum") or (kind == "sum" and len(distinct) == 1):
-            return distinct[0]
-        local = [ipus.copy_to(accumulator, ipu) for accumulator in distinct]
-        reduction = self.reductions["end", kind]
-        with ipus.graph.debug_origin(replace(ipus.graph.origin, part=UPDATE)):
-            return ipus.emit(ipu, reduction, local, ipus.prog, f"{self.pipeline.name}/result {number}")
-
-
-def _reductions(micro_batches: int) -> dict[tuple[str, str], Callable[..., jax.Array]]:
-    """Functions that reduce terms over micro-batches in a part, and at the end, by kind of result."""
-
-    def total(*arrays: jax.Array) -> jax.Array:
-        return sum(arrays[1:], arrays[0])
-
-    def mean(*arrays: jax.Array) -> jax.Array:
-        sums = total(*arrays)
-        return sums / jnp.asarray(micro_batches, sums.dtype)
-
-    of_parts = {("part", kind): partial(combine, kind) for kind in ("sum", "mean", "running_mean")}
-    return {**of_parts, ("end", "sum"): total, ("end", "mean"): mean}
 
 
 class _CopiedPair(NamedTuple):

@@ -9,9 +9,10 @@ give partial sums, of which the first includes the operand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import jax
@@ -282,6 +283,32 @@ def _shape_in(param: str) -> Any:
 # Starts of dimensions that are read whole become 0: JAX clips them to that, by the shape of a block too.
 _SLICE_SIZES = _shape_in("slice_sizes")
 
+_RankDims = Callable[[Mapping[str, Any]], tuple[frozenset[int], frozenset[int]]]
+# Of collectives, by parameters: dimensions of the operand, and of the result, that are parts of ranks.
+_RANK_DIMS: dict[str, _RankDims] = {
+    "all_gather": lambda p: _dims_of_ranks(p["all_gather_dimension"], p["tiled"])[::-1],
+    "reduce_scatter": lambda p: _dims_of_ranks(p["scatter_dimension"], p["tiled"]),
+    "all_to_all": lambda p: (frozenset({p["split_axis"], p["concat_axis"]}),) * 2,
+}
+
+
+def _dims_of_ranks(dim: int, is_tiled: bool) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the dimension of all ranks' parts, and, of values of one rank, that of its part, if it has one."""
+    return frozenset({dim}), frozenset({dim} if is_tiled else ())
+
+
+def _rank_factors(eqn: JaxprEqn, dims: _RankDims) -> Factors:
+    """Index space of a collective: a factor for each dimension but those that are parts of ranks."""
+
+    def factor_numbers(shape: Sequence[int], whole_dims: frozenset[int]) -> list[int | None]:
+        numbers = count()
+        return [None if d in whole_dims else next(numbers) for d in range(len(shape))]
+
+    (operand,), (result,) = shapes(eqn.invars), shapes(eqn.outvars)
+    of_operand, of_result = dims(eqn.params)
+    return factors_by_number(eqn, [factor_numbers(operand, of_operand)], [factor_numbers(result, of_result)])
+
+
 # Primitives that read a part of their first operand at indices that are data.
 LOOK_UPS = frozenset(("dynamic_slice", "gather"))
 RECORDS: dict[str, PrimitiveRecord] = {
@@ -316,7 +343,8 @@ RECORDS: dict[str, PrimitiveRecord] = {
         name: PrimitiveRecord(partial(over_axes, monoid=monoid))
         for name, monoid in (("psum", "add"), ("pmax", "max"), ("pmin", "min"))
     },
-    **dict.fromkeys(("pvary", "pcast"), PrimitiveRecord(each_alone)),
+    **{name: PrimitiveRecord(partial(_rank_factors, dims=dims)) for name, dims in _RANK_DIMS.items()},
+    **dict.fromkeys(("pvary", "pcast", "ppermute", "pbroadcast"), PrimitiveRecord(each_alone)),
     **dict.fromkeys(("scan", "while", "cond", "function_call", *CALLEES), PrimitiveRecord(cost="body")),
     **dict.fromkeys(
         (

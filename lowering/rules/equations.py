@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,14 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops import SCATTERS
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
-from ipujax.lowering.rules.base.context import Context, FunctionKey, LastReads, LaterValues, LoweredFunction
+from ipujax.lowering.rules.base.context import (
+    Context,
+    FunctionKey,
+    LastReads,
+    LaterValues,
+    LoweredFunction,
+    RowSum,
+)
 from ipujax.lowering.rules.base.fallback import fallback, has_work
 from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.table import rule_of
@@ -34,6 +42,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
+NO_ROW_SUMS: Mapping[Var, RowSum] = MappingProxyType({})
 _UPDATES = ("dynamic_update_slice", *SCATTERS)  # the result is the first operand but for some elements
 
 
@@ -101,6 +110,7 @@ class Lowering:
         results: Sequence[Atom],
         after: Callable[[JaxprEqn], object] = lambda _: None,
         into: Mapping[Var, Tensor] | None = None,
+        row_sums: Mapping[Var, RowSum] = NO_ROW_SUMS,
     ) -> None:
         """Lowers equations in order, adding to a program.
 
@@ -114,6 +124,7 @@ class Lowering:
             results: values that are read after them.
             after: callback for each equation once it is lowered; it may read its results.
             into: destinations: for some results the tensor to write it to; in addition to `self.destinations`.
+            row_sums: sums that rows of results of loops are added to; such a result has the tensor of its sum.
         """
         self.find_roles(eqns, results)
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
@@ -127,7 +138,7 @@ class Lowering:
                 var: out for var, out in with_destination.items() if last_reads.may_overwrite(out, operands, number)
             }
             later = LaterValues(env, last_reads, number)  # for calls, which overwrite results of the call before
-            new_values = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later), strict=True))
+            new_values = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later, row_sums), strict=True))
             last_reads.add(new_values.items())
             env.update(new_values)
             after(eqn)
@@ -144,6 +155,7 @@ class Lowering:
         prog: ProgramSequence,
         into: Mapping[Var, Tensor],
         later: LaterValues | None = None,
+        row_sums: Mapping[Var, RowSum] = NO_ROW_SUMS,
     ) -> Sequence[Tensor]:
         """Lowers one equation on its operands; returns the tensors of its results.
 
@@ -155,13 +167,14 @@ class Lowering:
             prog: program to add to.
             into: tensors that its rule may write, by the variables of its results.
             later: values that are read after it; None where unknown.
+            row_sums: sums that rows of its results are added to, if it is a loop.
         """
         graph = self.graph
         with graph.debug_origin(origin_of(eqn, graph.origin)):
             if self.probes is None:
-                return self._apply_rule(eqn, operands, prog, into, later)
+                return self._apply_rule(eqn, operands, prog, into, later, row_sums)
             operand_streams = self.probes.enter(graph, prog, eqn, operands)
-            results = self._apply_rule(eqn, operands, prog, into, later)
+            results = self._apply_rule(eqn, operands, prog, into, later, row_sums)
             self.probes.leave(graph, prog, operand_streams, results)
             return results
 
@@ -172,6 +185,7 @@ class Lowering:
         prog: ProgramSequence,
         into: Mapping[Var, Tensor],
         later: LaterValues | None,
+        row_sums: Mapping[Var, RowSum],
     ) -> Sequence[Tensor]:
         """Results by the primitive's rule, else its fallback; checked to be of the types that the equation says.
 
@@ -181,6 +195,7 @@ class Lowering:
             prog: sequence to add its program to.
             into: tensors that the rule may write its results to, by their variables.
             later: values that equations after this one read; None where these are unknown.
+            row_sums: sums that rows of its results are added to.
         """
         stack = name_stack(eqn)
         context = Context(
@@ -195,6 +210,7 @@ class Lowering:
             lower_alone=_lower_alone,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
             result_roles=tuple(map(self.roles.get, eqn.outvars)),
+            row_sums=tuple(map(row_sums.get, eqn.outvars)),
             later=later,
         )
         rule = rule_of(eqn.primitive.name)
@@ -204,7 +220,9 @@ class Lowering:
         results = [copied_if_huge(Builder(self.graph, prog, context.name), result) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):
             aval: Any = var.aval
-            assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
+            is_sum = var in row_sums  # which may have a wider type than its terms
+            is_of_type = result.shape == aval.shape and (is_sum or result.dtype == aval.dtype)
+            assert is_of_type, f"{context.name}: {result}, not {aval}"
         self.note_roles(eqn.outvars, results)
         return results
 

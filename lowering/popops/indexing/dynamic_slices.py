@@ -173,8 +173,15 @@ def slices_of_tiles(graph: Graph, tensors: Sequence[Tensor], dims: Sequence[int]
 
 
 def map_for_slicing(graph: Graph, tensor: Tensor, dims: Sequence[int]) -> None:
-    """Maps an unmapped tensor without cuts of `dims`, so that slices along them need no exchange."""
+    """Maps an unmapped tensor without cuts of `dims`, so that slices along them need no exchange.
+
+    One with its columns in groups is cut in its variable: no mapping has blocks of its columns of any other size.
+    """
     if not graph.is_mapped(tensor) and tensor.size:
+        order = _order_to_slice_in(tensor, dims)
+        if order is not None:
+            tensor = order.of_variable(tensor)
+            dims = [order.view_dims.index(d) for d in dims]
         full_spans = spans(tensor.shape, range(tensor.ndim))
         place_operand(graph, tensor, full_spans, _placement(graph, tensor, dims))
     map_linearly(graph, tensor)

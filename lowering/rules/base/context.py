@@ -160,6 +160,16 @@ class LoweredFunction:
     owned_results: tuple[Variable, ...]
 
 
+class RowSum(Protocol):
+    """A sum of stacks whose rows a loop computes: each row is added to that of the sum, and no stack is stored."""
+
+    def stack_for(self, row: Tensor, rows: int) -> Tensor:
+        """Adds the sum, a stack of so many rows of the layout of `row`, and returns it."""
+
+    def add(self, row: Tensor, total: Tensor, prog: ProgramSequence) -> None:
+        """Adds to a program the addition of a row to the same row of the sum, `total`, in place."""
+
+
 # Jaxpr of a callee, and the nodes of operands that it reads in place.
 FunctionKey = tuple[Any, ...]
 
@@ -179,6 +189,7 @@ class Context:
     # For each result the tensor it may be written to, or None; a rule that writes it there returns it
     into_tensors: tuple[Tensor | None, ...]
     result_roles: tuple[str, ...]  # role of each result, "" where unknown
+    row_sums: tuple[RowSum | None, ...]  # for each result the sum that its rows are added to, or None
     options: Options
     later: LaterValues | None = None  # values that are read after the equation; None where unknown
 

@@ -35,7 +35,7 @@ from ipujax.lowering.popops import (
 )
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.reduce import reduce
-from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.context import Context, RowSum, Rule
 from ipujax.runtime.graph import (
     Builder,
     Copy,
@@ -260,16 +260,21 @@ def _store_slices(
     counter = new_counter(ctx.builder, slots.start - slots.step)
     advance(in_body, counter, slots.step)
     jaxpr = inside.jaxpr.jaxpr
+    row_sums = ctx.row_sums[inside.results.stacks]
     carried = {var: n for n, var in enumerate(jaxpr.outvars[inside.results.carries]) if isinstance(var, Var)}
     # For each result whether its row goes to streaming memory, and whether to the host's memory.
     rows = list(zip(jaxpr.outvars, results, put_results(jaxpr), sent_rows(jaxpr), strict=True))
     pushed: list[tuple[Tensor, Tensor]] = []  # stacks on chip, and their values
     pushed_later: list[tuple[Tensor, Tensor]] = []  # likewise, in the next iteration
-    for var, value, is_put, is_sent in rows[inside.results.stacks]:
+    summed: list[tuple[RowSum, Tensor, Tensor]] = []  # sums, their stacks and the rows that are added to them
+    for (var, value, is_put, is_sent), row_sum in zip(rows[inside.results.stacks], row_sums, strict=True):
         state = carries[carried[var]] if isinstance(var, Var) and var in carried and len(slots) > 1 else None
         if is_put or is_sent:
             stack, stores = store_rows(ctx, bodies[1], value, counter, len(slots), on_host=is_sent)
             last_steps += stores.last
+        elif row_sum is not None:
+            stack = row_sum.stack_for(value, len(slots))
+            summed.append((row_sum, stack, value))
         elif state is not None:
             map_linearly(ctx.graph, value)
             map_like(ctx.graph, state, value)
@@ -281,6 +286,10 @@ def _store_slices(
             stack = new_stack(ctx.builder, value, len(slots))
             pushed.append((stack, value))
         stacks.append(stack)
+    totals = slots_of(in_body, [stack for _, stack, _ in summed], counter)
+    for (row_sum, stack, value), total in zip(summed, totals, strict=True):
+        row_sum.add(value, total, in_body.prog)
+        pushed.append((stack, total))
     push_to_all(in_body, pushed, counter)
     # The first iteration stores the initial state where the second one overwrites it, since slots are clamped.
     push_to_all(at_start, pushed_later, counter)

@@ -145,3 +145,18 @@ def test_never_loads_a_large_table(fun: Any) -> None:
     rows = jax.ShapeDtypeStruct((256,), jnp.int32)
     step = ipu.jit(fun, donate_argnums=0, offload_argnums=0)
     assert step.lower(table, rows, rows).compile().profile.cycles < 120_000
+
+
+def test_updates_the_smallest_parameter_first() -> None:
+    """So that the gradients of small ones are dropped before the state of the largest is loaded."""
+
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        grads = jax.grad(lambda p: jnp.sum(jnp.tanh(x @ p["a"]) @ p["b"]))(params)
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, grads)
+        return jax.tree.map(lambda p, m: p - m, params, state), state
+
+    params = {"a": np.ones((6, 5), np.float32), "b": np.ones((5, 2), np.float32)}
+    function = ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=8), donate_argnums=(0, 1), offload_argnums=1)
+    text = function.lower(params, params, np.ones((3, 6), np.float32)).as_text(after="offload")
+    loads = [line for line in text.splitlines() if "= remote_load" in line]
+    assert ["f32[5,2]" in line for line in loads] == [True, False], loads

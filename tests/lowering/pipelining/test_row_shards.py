@@ -15,8 +15,7 @@ from jax import lax
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun, trace
 from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.layers import finest_bounds, share_bounds
-from ipujax.lowering.pipelining.row_rules import rows_of
-from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_shards, spread
+from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_shards, rows_of, spread
 from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline.pipeline_models import array
 
@@ -179,6 +178,35 @@ def test_recognises_rows(name: str) -> None:
     check(jaxpr, cut_jaxpr, args)
     if kind == "each":
         assert sum(source is not None and source.rows == 3 for source in cut_jaxpr.sources), "shards of rows"
+
+
+COLLECTIVES = {
+    "gathered along": (lambda x: lax.all_gather(x, "replica", axis=1, tiled=True), "each"),
+    "gathered to a dimension": (lambda x: lax.all_gather(x, "replica", axis=1), "each"),
+    "gathered rows": (lambda x: lax.all_gather(x, "replica", axis=0, tiled=True), None),
+    "gathered to the first dimension": (lambda x: lax.all_gather(x, "replica", axis=0), None),
+    "scattered along": (lambda x: lax.psum_scatter(x, "replica", scatter_dimension=1, tiled=True), "each"),
+    "scattered rows": (lambda x: lax.psum_scatter(x, "replica", scatter_dimension=0, tiled=True), None),
+    "exchanged along": (lambda x: lax.all_to_all(x, "replica", 1, 2, tiled=True), "each"),
+    "exchanged rows": (lambda x: lax.all_to_all(x, "replica", 1, 0, tiled=True), None),
+    "permuted": (lambda x: lax.ppermute(x, "replica", [(0, 1), (1, 0)]), "each"),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_recognises_rows_of_collectives(name: str) -> None:
+    """Collectives along other dimensions go row by row, as those of gradients of layers that IPUs share."""
+    fun, kind = COLLECTIVES[name]
+    x = array(2, 4, 2, 3)
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("replica", 2)])(x[0])
+    eqn = jaxpr.eqns[-1]
+    rows = rows_of(eqn)
+    assert (rows and rows.kind) == kind, eqn
+    cut_jaxpr = cut(jaxpr, spread(jaxpr.jaxpr, {jaxpr.jaxpr.invars[0]: (0, 1, 4)}))
+    (expected,) = jax.vmap(jaxpr_as_fun(jaxpr), axis_name="replica")(x)
+    got = jax.vmap(jaxpr_as_fun(cut_jaxpr.jaxpr), axis_name="replica")(x[:, :1], x[:, 1:])
+    assert len(got) == (2 if kind else 1)
+    np.testing.assert_array_equal(jnp.concatenate(got, 1), expected)
 
 
 def test_cuts_many_layers_at_some_iterations() -> None:

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.indexing.dynamic_slices import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
+from ipujax.lowering.layout import MemoryOrder
+from ipujax.lowering.popops.indexing.dynamic_slices import (
+    dynamic_slice,
+    dynamic_update_slice_in_place,
+    is_sliced_in_place,
+    map_for_slicing,
+)
 from ipujax.runtime.compile import leaf_costs
 from ipujax.runtime.cost import ComputeSetCost, compute_set_cost
 from ipujax.runtime.graph import Builder
@@ -111,6 +117,15 @@ def test_maps_without_cuts_of_the_sliced_dimension() -> None:
     assert np.unique(mapping.tile).size > 8
     bytes_per_tile = mapping.elements_per_tile(16) * element_bytes(x.dtype)
     assert bytes_per_tile.max() <= 2 * x.size * 4 / 16
+
+
+def test_maps_rows_in_channel_groups_without_cuts_of_the_sliced_dimension() -> None:
+    """Columns in groups of 16 have no blocks of other sizes; a linear mapping would cut the rows."""
+    graph = Graph(small_target(92))
+    order = MemoryOrder.with_channels((2, 64, 256), 2)
+    x = order.add_variable(graph, np.dtype(np.float16), "x")
+    map_for_slicing(graph, x, (0,))
+    assert is_sliced_in_place(graph, x, (0,))
 
 
 def test_cuts_short_rows_for_lack_of_other_dimensions() -> None:
