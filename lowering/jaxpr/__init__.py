@@ -62,6 +62,6 @@ if TYPE_CHECKING:
         stage_scope as stage_scope,
         stages_inside as stages_inside,
     )
-    from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles
+    from ipujax.lowering.jaxpr.value_roles import STORES as STORES, ValueRoles as ValueRoles
 else:
     __getattr__ = lazy_names(__name__)

@@ -52,7 +52,8 @@ _LASTING_ROLES = frozenset((WEIGHTS, OPTIMISER_STATE, STATE, INPUTS, ARGUMENTS))
 _CASTS = ("convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "optimization_barrier")
 _LOADS = ("remote_load", "remote_rows", "remote_fetch", "remote_take", "remote_hand", "remote_put", "host_put")
 _MOVES = frozenset((*_CASTS, *_LOADS))
-_STORES = {"remote_store": 1, "remote_update": 2}  # number of the operand that is stored to the buffer, operand 0
+# Primitives that overwrite a buffer, their operand 0, by the number of the operand that is stored there.
+STORES = {"remote_store": 1, "remote_update": 2}
 
 
 class ValueRoles:
@@ -117,7 +118,7 @@ class ValueRoles:
     def _find_stored(self, eqns: Sequence[JaxprEqn]) -> None:
         """Give values stored to streaming memory the role of the buffer."""
         for eqn in eqns:
-            if (operand := _STORES.get(eqn.primitive.name)) is not None:
+            if (operand := STORES.get(eqn.primitive.name)) is not None:
                 self._copy_roles(eqn.invars[:1], eqn.invars[operand : operand + 1])
 
     def _role_of_result(self, var: Var, part: str, *, is_read_by_gradient: bool, is_read_by_rest: bool) -> str:

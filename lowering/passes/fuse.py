@@ -12,7 +12,8 @@ a GPU. Limits: siblings that only share an operand are not fused (they may share
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from ipujax.lowering.jax_compat import (
     shape_of,
 )
 from ipujax.lowering.jaxpr import (
+    STORES,
     Rewrite,
     everywhere,
     has_stages,
@@ -121,6 +123,16 @@ def fuse_equations(jaxpr: Jaxpr, rewrite: Rewrite, places: Sequence[Hashable] | 
     return Fused(jaxpr.replace(eqns=fused[::-1]), numbers[::-1])
 
 
+def _reads_before_stores(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
+    """Yields the numbers of each equation that reads a buffer, and of a later one that overwrites that in place."""
+    readers: dict[Var, list[int]] = defaultdict(list)
+    for number, eqn in enumerate(eqns):
+        if eqn.primitive.name in STORES and isinstance(eqn.invars[0], Var):
+            yield from ((reader, number) for reader in readers[eqn.invars[0]])
+        for var in variables_read(eqn):
+            readers[var].append(number)
+
+
 class _Body:
     """Equations of one jaxpr, in groups that are put together from the last to the first."""
 
@@ -142,6 +154,8 @@ class _Body:
         reads = [self._read_by(eqn, sees_through_views=key is not None) for eqn, key in zip(eqns, keys, strict=True)]
         # Equations with effects keep their order.
         for earlier, later in pairwise(n for n, eqn in enumerate(eqns) if eqn.effects):
+            reads[later].append(earlier)
+        for earlier, later in _reads_before_stores(eqns):
             reads[later].append(earlier)
         self.groups = grouped(reads, keys)
         self._group_of = {n: g for g, group in enumerate(self.groups) for n in group}

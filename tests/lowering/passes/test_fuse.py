@@ -16,6 +16,7 @@ from jax.interpreters import batching, mlir  # noqa: TID251
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.offload.primitives import remote_rows_p, remote_update_p
 from ipujax.lowering.passes import fuse, fuse_equations, fuser, outline, ready
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.popops import OP_COSTS
@@ -363,3 +364,18 @@ def test_computes_compared_values_once() -> None:
     x = np.array([-0.125, 0, 1, 1.875, -1.875, -1.5, 1.375], np.float32)
     result = quick_jit(ipu.jit(at_the_largest, device=ipu.IPUModel(tiles_per_ipu=7)).lower(x).evaluate)(x)
     np.testing.assert_array_equal(result, np.where(x == x.max(), x, 0))
+
+
+def test_reads_of_a_buffer_stay_before_it_is_overwritten() -> None:
+    """The update writes the memory that the first read is from; fused with a later product, its rows came too late."""
+
+    def fun(table: Any, numbers: Any) -> Any:
+        rows = numbers + 1
+        (old,) = remote_rows_p.bind(table, rows)
+        (new,) = remote_update_p.bind(table, numbers, jnp.ones((2, 3)))
+        (updated,) = remote_rows_p.bind(new, rows * 2)
+        return old, new, updated
+
+    jaxpr = jax.make_jaxpr(fun)(jnp.zeros((8, 3)), jnp.arange(2))
+    moves = [name for name in names(fuse(jaxpr)) if name.startswith("remote")]
+    assert moves == ["remote_rows", "remote_update", "remote_rows"]
