@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ipujax as ipu
-from ipujax.caching.program_entry import PROGRAM_FILE
+from ipujax.caching import PROGRAM_FILE
 from ipujax.runtime.files import read_sealed
 from ipujax.runtime.schema import PROFILE_FILE
 from ipujax.storage import CacheDirectory, NewFile, saved_program

@@ -25,7 +25,6 @@ from threading import Lock, Thread
 from typing import Any
 
 from ipujax.distributed.instance import membership
-from ipujax.distributed.instance.roll_call import PORT
 from ipujax.runtime.errors import ArgumentError
 
 DEFAULT_PREFIX = "[{instance}] "
@@ -173,7 +172,7 @@ class _Run:
             membership.LAUNCHER_PID: str(os.getpid()),
             membership.SIGN_FD: str(sign_end),
             membership.HOST: "127.0.0.1",
-            PORT: str(port),
+            membership.PORT: str(port),
             membership.INSTANCE_INDEX: str(index),
             membership.NUM_INSTANCES: str(self._settings.instances),
             membership.NUM_REPLICAS: str(self._settings.replicas),

@@ -17,8 +17,23 @@ from __future__ import annotations
 
 import sys as _sys
 
+import ipujax as _ipujax
 from ipujax.front_end import public_names as _public_names
-from ipujax.keras.backend import check_backend as _check_backend
+
+
+def _check_backend() -> None:
+    """Refuse a missing Keras, and one whose backend is not JAX."""
+    hint = 'KERAS_BACKEND=jax in the environment, or os.environ["KERAS_BACKEND"] = "jax" before keras is imported'
+    try:
+        import keras
+    except ModuleNotFoundError as error:
+        if error.name == "keras":  # else a backend: Keras' default is TensorFlow, and it imports it
+            raise ImportError("ipujax.keras needs Keras 3: pip install 'ipujax[keras]'", name="keras") from error
+        raise ImportError(f"Keras cannot import its backend {error.name}: {hint}", name=error.name) from error
+    if keras.backend.backend() != "jax":
+        problem = "Keras runs on another backend than JAX"
+        raise _ipujax.ArgumentError(problem, expected="jax", got=keras.backend.backend(), hint=hint)
+
 
 # Before the files that import Keras: its own message names no remedy, and another backend fails late.
 _check_backend()

@@ -6,22 +6,18 @@ from ipujax.lowering.layout.grids import (
     Grids as Grids,
     ceil_div as ceil_div,
     cut_again as cut_again,
-    even_grids as even_grids,
     split_candidates as split_candidates,
     total_elements as total_elements,
 )
 from ipujax.lowering.layout.in_place import must_be_set_aside as must_be_set_aside, overwrite as overwrite
 from ipujax.lowering.layout.mapping import (
     check_may_place as check_may_place,
-    first_tile as first_tile,
     layout_like as layout_like,
     linear_mapping as linear_mapping,
     map_alike as map_alike,
     map_by_plan as map_by_plan,
     map_linearly as map_linearly,
     mapping_like as mapping_like,
-    tile_balance as tile_balance,
-    variable_dims as variable_dims,
 )
 from ipujax.lowering.layout.memory_order import (
     GROUP_CHANNELS as GROUP_CHANNELS,
@@ -40,7 +36,6 @@ from ipujax.lowering.layout.trial import (
     Operand as Operand,
     choose_cheapest as choose_cheapest,
     choose_cheapest_alone as choose_cheapest_alone,
-    trial_cycles as trial_cycles,
     weighted_cost as weighted_cost,
     weighted_cost_with_data as weighted_cost_with_data,
 )

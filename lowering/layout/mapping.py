@@ -239,9 +239,3 @@ def _mapping_of_reshape(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping
     if len(starts) > 4 * np.unique(tiles).size:
         return None
     return flat_mapping(prod(shape), starts, tiles)
-
-
-def tile_balance(mapping: TileMapping, num_tiles: int) -> float:
-    """Mean over maximum of the elements a tile, over all tiles of the target."""
-    counts = mapping.elements_per_tile(num_tiles)
-    return float(counts.mean() / counts.max()) if counts.size and counts.max() else 1.0

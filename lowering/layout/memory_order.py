@@ -167,9 +167,9 @@ def _order_by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
     return MemoryOrder(tuple(tuple(n for n, _ in row) for row in rows), order)
 
 
-def variable_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:
-    """Adds a variable with the shape, memory order and mapping of a tensor; unmapped where no simple mapping fits."""
-    return _add_variable_like(graph, tensor, name, dtype, fallback=None)
+def variable_like(graph: Graph, tensor: Tensor, name: str) -> Tensor:
+    """Adds a variable of the dtype, memory order and mapping of a tensor; unmapped where no simple mapping fits."""
+    return _add_variable_like(graph, tensor, name, tensor.dtype, fallback=None)
 
 
 def add_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:
@@ -185,7 +185,7 @@ def _add_variable_like(graph: Graph, tensor: Tensor, name: str, dtype: Any, *, f
     order = memory_order(tensor) or MemoryOrder.own(tensor.shape)
     in_order = order.of_variable(tensor)
     shape, mapping = layout_like(graph, in_order) or (in_order.shape, fallback)
-    new = graph.add_variable(shape, tensor.dtype if dtype is None else dtype, name, mapping)
+    new = graph.add_variable(shape, dtype, name, mapping)
     return order.of_view(new.reshape(in_order.shape))
 
 

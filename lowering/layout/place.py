@@ -216,10 +216,9 @@ def mapped_variable(
     return graph.add_variable(shape, dtype, name, blocked_mapping(*block_mapping(spans(shape, dims), placement)))
 
 
-def placed_axes(placement: Blocked, names: Sequence[str] | None = None) -> list[Axis]:
-    """Axes of a placed index space, all of kind `map`."""
-    names = names or [f"d{d}" for d in range(len(placement.cuts))]
-    return [Axis(name, cut) for name, cut in zip(names, placement.cuts, strict=True)]
+def placed_axes(placement: Blocked) -> list[Axis]:
+    """Axes of a placed index space, d0, d1, …, all of kind `map`."""
+    return [Axis(f"d{d}", cut) for d, cut in enumerate(placement.cuts)]
 
 
 def along(tensor: Tensor, dims: Sequence[int]) -> Access:

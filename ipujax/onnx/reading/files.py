@@ -22,8 +22,8 @@ import onnx
 
 from ipujax.onnx.budget import Budget
 from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.from_proto import check_declared_size, dtype_name, tensor_dtype
 from ipujax.onnx.reading.onnx_protos import check_depth, onnx_step, subgraphs_of
-from ipujax.onnx.reading.tensors import check_declared_size, dtype_name, tensor_dtype
 
 _MAX_LINKS = 40  # as Linux
 _BLOBS = "blobs"

@@ -1,4 +1,4 @@
-"""Protobuf messages at the newest opset → `Graph`, `Node`, `ValueInfo`.
+"""Protobuf messages at the newest opset → `Graph`, `Node`, `ValueInfo`, and NumPy arrays within a model's budget.
 
 Gradient nodes of ai.onnx.preview.training name values of the graph around them: `y`, and `xs` and `zs` that it depends
 on. They get a subgraph, the part of the graph between these; values that depend on neither come from outside.
@@ -18,7 +18,7 @@ import onnx
 from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Dim, Graph, Node, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.tensors import sparse_array, tensor_array, tensor_dtype
+from ipujax.onnx.reading.onnx_protos import onnx_step
 from ipujax.onnx.registry import STANDARD_DOMAIN, operator_key
 
 _Types = Mapping[str, ValueInfo]
@@ -205,3 +205,59 @@ def _on_the_way(nodes: Sequence[Node], inputs: set[str], target: str) -> tuple[N
             needed.update(node.names_read())
             inside.append(node)
     return tuple(reversed(inside))
+
+
+def tensor_dtype(data_type: int) -> np.dtype | None:
+    """Return the NumPy dtype of a data type of ONNX; None where it is not declared."""
+    with onnx_step(f"this onnx has no {dtype_name(data_type)}", "upgrade onnx, or export another dtype"):
+        return onnx.helper.tensor_dtype_to_np_dtype(data_type) if data_type else None
+
+
+def check_declared_size(tensor: onnx.TensorProto, budget: Budget) -> None:
+    """Refuse a tensor whose declared shape is negative or larger than the budget."""
+    name = f"tensor {tensor.name!r}"
+    if min(tensor.dims, default=0) < 0:
+        raise OnnxModelError(f"{name} has a negative size", expected="sizes ≥ 0", got=list(tensor.dims))
+    budget.check(tensor.dims, tensor_dtype(tensor.data_type), name)
+
+
+def tensor_array(tensor: onnx.TensorProto, budget: Budget) -> np.ndarray:
+    """Return the values of a tensor; refuse data of another size than shape and dtype say."""
+    check_declared_size(tensor, budget)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        # onnx would look for the file in the working directory.
+        raise OnnxModelError(f"external data of tensor {tensor.name!r} were not read", expected="data in the model")
+    try:
+        return onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # of any class: from NumPy, ml_dtypes and onnx
+        dtype = dtype_name(tensor.data_type)
+        expected = f"{dtype}{list(tensor.dims)}"
+        message = f"tensor {tensor.name!r} cannot be read"
+        got = f"{len(tensor.raw_data):,} bytes ({error})" if tensor.raw_data else error
+        raise OnnxModelError(message, expected=expected, got=got, hint="export the model again") from error
+
+
+def sparse_array(sparse: onnx.SparseTensorProto, budget: Budget) -> np.ndarray:
+    """Return a sparse tensor as a dense array."""
+    name = f"sparse tensor {sparse.values.name!r}"
+    values = tensor_array(sparse.values, budget)
+    indices = tensor_array(sparse.indices, budget)
+    if min(sparse.dims, default=0) < 0:
+        raise OnnxModelError(f"{name} has a negative size", expected="sizes ≥ 0", got=list(sparse.dims))
+    budget.check(sparse.dims, values.dtype, name)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    try:
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+    except (IndexError, ValueError, TypeError) as error:
+        message = f"{name} cannot be read"
+        raise OnnxModelError(message, expected=f"indices into {list(sparse.dims)}", got=error) from error
+    return dense
+
+
+def dtype_name(data_type: int) -> str:
+    """Return the name of a data type of ONNX, also of one that this onnx does not know."""
+    names = onnx.TensorProto.DataType
+    return names.Name(data_type).lower() if data_type in names.values() else f"data type {data_type}"

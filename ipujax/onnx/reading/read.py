@@ -19,10 +19,9 @@ from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
-from ipujax.onnx.reading.from_proto import graph_from_proto
+from ipujax.onnx.reading.from_proto import graph_from_proto, sparse_array, tensor_array
 from ipujax.onnx.reading.old_nodes import adopt_unofficial, align_functions, rewrite_old_nodes
 from ipujax.onnx.reading.onnx_protos import check_depth, onnx_step, with_inferred_shapes, with_inlined_functions
-from ipujax.onnx.reading.tensors import detach_weights
 from ipujax.onnx.reading.validity import (
     check_attributes,
     check_domains,
@@ -34,6 +33,7 @@ from ipujax.onnx.reading.validity import (
 )
 
 _DEFAULT_BUDGET = Budget()
+_MAX_SMALL_ELEMENTS = 256  # assumed: shape inference reads only small tensors: axes, shapes, scales
 _OLDEST_IR_WITH_FREE_INITIALIZERS = 4  # before, every initialiser had to be a graph input too
 
 
@@ -60,8 +60,7 @@ def graph_of_model(model: onnx.ModelProto, budget: Budget) -> Graph:
     check_domains(model)
     check_attributes(model)
     put_in_order(model.graph)
-    # The checker copies the model; weights of gigabytes would be serialised each time, up to 2 GiB.
-    weights = detach_weights(model, budget)
+    weights = _detach_weights(model, budget)
     model.ir_version = max(model.ir_version, _OLDEST_IR_WITH_FREE_INITIALIZERS)
     # Types before the check: exporters leave out those that inference finds, and the checker insists on them.
     fill_types(model)
@@ -69,6 +68,36 @@ def graph_of_model(model: onnx.ModelProto, budget: Budget) -> Graph:
     model = at_newest_opset(model)
     model = with_inferred_shapes(model)
     return graph_from_proto(model.graph, weights, budget)
+
+
+def _detach_weights(model: onnx.ModelProto, budget: Budget) -> dict[str, np.ndarray]:
+    """Replace the large and the sparse initialisers of the outermost graph by graph inputs; return their values.
+
+    Every step of onnx, as its checker, serialises the model, at a cost in its bytes and never more than 2 GiB.
+    """
+    graph = model.graph
+    weights = {}
+    small = []
+    types = {}
+    for tensor in graph.initializer:
+        array = tensor_array(tensor, budget)  # refuses wrong sizes
+        if array.size <= _MAX_SMALL_ELEMENTS:
+            small.append(tensor)
+            continue
+        weights[tensor.name] = array
+        types[tensor.name] = tensor.data_type
+    for sparse in graph.sparse_initializer:
+        weights[sparse.values.name] = sparse_array(sparse, budget)
+        types[sparse.values.name] = sparse.values.data_type
+    rest = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in small]
+    graph.ClearField("initializer")
+    graph.ClearField("sparse_initializer")
+    graph.initializer.extend(rest)
+    named = {value.name for value in graph.input}
+    for name, array in weights.items():
+        if name not in named:
+            graph.input.append(onnx.helper.make_tensor_value_info(name, types[name], array.shape))
+    return weights
 
 
 def at_newest_opset(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -5,7 +5,7 @@ the codelet pads. The gradient is cut into cells of one stride, in each of which
 all windows that cover one of its elements and all elements that these cover, so that each tile alone decides the
 elements they select. The partition is the one of least cost.
 
-Source of the costs: `pooling_cycles`.
+Source of the costs: `indexing_cycles`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ipujax.lowering.layout.place import (
     tile_grid,
     whole_axis,
 )
-from ipujax.lowering.popops.indexing.pooling_cycles import (
+from ipujax.lowering.popops.indexing.indexing_cycles import (
     GRADIENT_CYCLES,
     POOLING_CYCLES,
     pooling_cycles,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.caching.program_entry import PROGRAM_FILE
+from ipujax.caching import PROGRAM_FILE
 from ipujax.runtime.schema import PROFILE_FILE
 from ipujax.storage import CacheDirectory, computation
 from ipujax.storage.stored_values import PLAN_FILE
@@ -47,7 +47,7 @@ def test_files_with_random_bytes_changed(tmp_path, monkeypatch):
         raise AssertionError("the computation of a damaged file is read")
 
     monkeypatch.setattr(computation, "read_computation", refuse)
-    monkeypatch.setattr("ipujax.caching.program_entry.read_computation", refuse)
+    monkeypatch.setattr("ipujax.caching.read_computation", refuse)
     for number in range(FILES):
         path = chance.choice(list(contents))
         damaged = bytearray(contents[path])

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ipujax.lowering.layout.mapping import (
-    linear_mapping,
-    map_by_plan,
-    map_linearly,
-    mapping_like,
-    tile_balance,
-)
+from ipujax.lowering.layout.mapping import linear_mapping, map_by_plan, map_linearly, mapping_like
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, check_mapping, even_cuts, frozen, grid, owners
 from ipujax.runtime.tensor.tensor import Tensor, concat
@@ -233,9 +227,3 @@ def test_map_linearly_keeps_mappings() -> None:
     map_linearly(graph, concat([placed, loose], 0))
     assert graph.mappings[placed.variables()[0]] is mapping
     assert isinstance(graph.mappings[loose.variables()[0]], Flat)
-
-
-def test_tile_balance() -> None:
-    assert tile_balance(grid((8,), (8,)), 8) == 1
-    assert tile_balance(grid((8,), (1,)), 8) == 1 / 8
-    assert tile_balance(grid((0,), (1,)), 8) == 1

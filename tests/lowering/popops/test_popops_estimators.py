@@ -13,11 +13,11 @@ import pytest
 
 from ipujax.lowering.popops.indexing.indexing_cycles import (
     gather_cycles,
+    pooling_cycles,
     region_slice_cycles,
     scatter_cycles,
     slice_cycles,
 )
-from ipujax.lowering.popops.indexing.pooling_cycles import pooling_cycles
 from ipujax.lowering.popops.maps.rows import _compare_swap_cycles
 from ipujax.lowering.popops.reductions.arg_reduce import _rows_search_cycles
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles

@@ -1,6 +1,9 @@
-"""A program in the cache: figures of it, its profile, and its computation where that is not the traced function.
+"""Cache of compiled programs on disk: a traced function is looked up by its key, and lowered only if it is not there.
 
-Input: a compiled program. Output: files of a `CacheDirectory`, each as soon as it is known:
+LoweringPlan ── program_key ──▶ ProgramEntry ──▶ a hit: Lowered, of stored figures          a miss: Lowered, stored
+
+An entry has files in a `CacheDirectory`, each written as soon as it is known. The computation is there where it is not
+the traced function:
 
     program    figures, and the engine's StableHLO unless XLA computes the function itself
     profile    a saved profile, when the profile is read first
