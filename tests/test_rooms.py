@@ -89,7 +89,9 @@ ROOMS: dict[str, str] = {
         " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline runtime.uncertainty"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
-    "runtime.views": "runtime.causes runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
+    "runtime.views": (
+        "runtime.causes runtime.graph runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor"
+    ),
     "runtime.page": (
         "runtime.causes runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor"
         " runtime.views"
@@ -151,8 +153,8 @@ ROOMS: dict[str, str] = {
     "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
     "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
     "lowering.partition": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas lowering.source_info"
-        " runtime.target"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.primitives lowering.replicas"
+        " lowering.source_info runtime.target"
     ),
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
@@ -257,8 +259,8 @@ ROOMS: dict[str, str] = {
         "lowering.emit lowering.layout runtime.graph runtime.signatures runtime.target runtime.tensor"
     ),
     "ipujax.popsparse": (
-        "ipujax.poplar.library ipujax.public lowering.emit lowering.jax_compat lowering.jaxpr lowering.layout"
-        " lowering.popops.vertices lowering.popsparse lowering.rules runtime.graph runtime.target runtime.tensor"
+        "ipujax.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.jax_compat lowering.jaxpr"
+        " lowering.layout lowering.popops.vertices lowering.popsparse lowering.rules runtime.graph runtime.target runtime.tensor"
     ),
     "ipujax.optim": "ipujax.arguments ipujax.public lowering.passes lowering.replicas lowering.source_info",
     "ipujax.fit": (
@@ -316,12 +318,12 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.tensor"
     ),
     "ipujax.poplin": (
-        "ipujax.arguments ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.layout"
-        " lowering.poplin runtime.graph runtime.logs runtime.tensor"
+        "ipujax.arguments ipujax.poplar.library ipujax.poplar.types ipujax.popops ipujax.public lowering.emit"
+        " lowering.layout lowering.poplin runtime.graph runtime.logs runtime.tensor"
     ),
     "ipujax.popnn": (
-        "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public ipujax.recurrent lowering.emit"
-        " lowering.layout runtime.graph runtime.tensor"
+        "ipujax.poplar.library ipujax.poplar.types ipujax.poplin ipujax.popops ipujax.public ipujax.recurrent"
+        " lowering.emit lowering.layout runtime.graph runtime.tensor"
     ),
     "ipujax.poputil": (
         "ipujax.poplar.graph ipujax.poplar.library ipujax.public lowering.emit lowering.layout runtime.graph"
@@ -333,8 +335,8 @@ ROOMS: dict[str, str] = {
     "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
     "ipujax.tiles": (
-        "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
-        " runtime.target runtime.tensor"
+        "ipujax.arguments ipujax.poplar.types ipujax.poplar.vertex lowering.digests lowering.jax_compat lowering.jaxpr"
+        " lowering.refs lowering.rules runtime.target runtime.tensor"
     ),
     "ipujax.keras.ops": "",
     "ipujax.onnx.graphs": "",
@@ -350,7 +352,8 @@ ROOMS: dict[str, str] = {
     "ipujax.functions": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device"
         " ipujax.distributed.instance ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps"
-        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
+        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.replicas runtime.host runtime.logs"
+        " runtime.options"
     ),
     "ipujax.jit": (
         "ipujax.arguments ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device ipujax.functions"
@@ -407,7 +410,8 @@ ROOMS: dict[str, str] = {
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
     ),
     "ipujax.onnx.call_arguments": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
+        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.onnx_errors"
+        " ipujax.onnx.wide_values"
     ),
     "ipujax.plan_search": (
         "ipujax.arguments ipujax.auto_sharding ipujax.caching ipujax.device ipujax.jit ipujax.storage ipujax.studies"
@@ -422,7 +426,6 @@ ROOMS: dict[str, str] = {
         " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host"
         " runtime.options runtime.report runtime.target"
     ),
-    "ipujax.keras.backend": "ipujax",
     "ipujax.keras.model_state": "ipujax ipujax.front_end",
     "ipujax.keras.config": "ipujax ipujax.front_end",
     "ipujax.keras.utils": "ipujax ipujax.front_end ipujax.keras.config",
@@ -438,7 +441,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.keras.keras": "ipujax.keras.stages",
     "ipujax.keras": (
-        "ipujax.front_end ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy"
+        "ipujax ipujax.front_end ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy"
         " ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
     ),
     "ipujax.onnx.reading": (
@@ -477,7 +480,7 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart.devices": "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
-    "ipujax.popart.options": "ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
+    "ipujax.popart.options": "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.building": (
         "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.operators ipujax.popart.options ipujax.popart.tensor_info"

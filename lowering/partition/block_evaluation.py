@@ -48,9 +48,8 @@ def evaluate_on_blocks(scope: Scope, jaxpr: ClosedJaxpr, operands: Sequence[Bloc
     """Blocks of the results of a jaxpr, whose values have their specs in `scope`."""
 
     def equation(eqn: JaxprEqn, blocks: list[Block]) -> list[Block]:
-        # With the user's settings where it was traced, such as `jax.threefry_partitionable`, but for the mesh.
-        mesh = jax.sharding.get_abstract_mesh()
-        with source_of(eqn), eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+        # With the user's setting where it was traced, which decides on random numbers; the mesh is that of the blocks.
+        with source_of(eqn), jax.threefry_partitionable(eqn.ctx.threefry_partitionable):
             if record_of(eqn).cost == "view" and blocks and all(block.is_zero for block in blocks):
                 return [zeros(var.aval, scope.spec_or_whole(var), scope.mesh) for var in eqn.outvars]
             return _EVALUATIONS.get(eqn.primitive.name, equation_on_blocks)(scope, eqn, blocks)

@@ -15,7 +15,7 @@ import numpy as np
 from ipujax.runtime.graph import Block, Branch, Call, Function, Loop, Program, WriteUndef
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep, Sums
-from ipujax.runtime.timeline.control import Clocks, Control
+from ipujax.runtime.timeline.run_control import Clocks, Control
 
 
 @dataclass(frozen=True, slots=True, eq=False)

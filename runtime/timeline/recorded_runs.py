@@ -20,7 +20,7 @@ from ipujax.runtime.graph import Block, Branch, Call, Loop, Program
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import StaticEffect, Sums, apply_to_rows
-from ipujax.runtime.timeline.control import Clocks, Control
+from ipujax.runtime.timeline.run_control import Clocks, Control
 
 OUTSIDE = Origin()  # of functions
 

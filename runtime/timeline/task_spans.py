@@ -18,7 +18,7 @@ from ipujax.runtime.tensor import PLUMBING
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clock_walk import TimelineStep, Walk
 from ipujax.runtime.timeline.clocks import ClockStep, Runs
-from ipujax.runtime.timeline.control import Clocks
+from ipujax.runtime.timeline.run_control import Clocks
 
 MAX_TASKS = 100_000  # that are walked one by one; 64 stages × 128 micro-batches have 16,384
 COLUMNS = ("pipeline", "task", "micro_batch", "start", "end", "busy", "waited")
