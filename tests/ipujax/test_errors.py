@@ -92,8 +92,8 @@ def test_static_arguments_need_not_be_arrays_and_others_still_must() -> None:
 
 @pytest.mark.parametrize("call", ["__call__", "lower"])
 def test_messages_of_jax_pass_through(call: str) -> None:
-    """They name the place already: results that are no arrays, numbers that are too large, keys that have no order."""
-    for fun, args in ((lambda a: {"b": "text"}, (X,)), (lambda a: a, (2**40,)), (lambda a: {1: a, "b": a}, (X,))):
+    """They name the place already: results that are no arrays, keys that have no order."""
+    for fun, args in ((lambda a: {"b": "text"}, (X,)), (lambda a: {1: a, "b": a}, (X,))):
         expected = error_of(lambda a=args, f=fun: jax.jit(f)(*a), Exception)
         actual = error_of(lambda a=args, f=fun: getattr(ipu.jit(f, device=DEVICE), call)(*a), Exception)
         assert type(actual) is type(expected) and str(actual) == str(expected)
