@@ -13,7 +13,8 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.runtime.causes import COMPUTATION, Cause, removable_cycles
-from ipujax.runtime.causes.removals import CAUSES
+from ipujax.runtime.causes.removals import CAUSES, EMULATION, SINGLE_TILES, Removals
+from ipujax.runtime.timeline.clocks import COMPUTE
 from ipujax.runtime.views import verdict
 
 TILES = 64
@@ -316,6 +317,17 @@ def test_wide_numbers_cost_the_bytes_that_they_have_beyond_native_ones() -> None
         native = profile(lambda x: x * x + 1, array(1 << 16, dtype=np.int32))
     saved = by_name(wide)["emulated dtypes"].alone_cycles
     assert saved == pytest.approx(wide.cycles - native.cycles, rel=0.05)
+
+
+def test_emulated_work_of_a_single_tile_is_no_computation() -> None:
+    """Steps that are spread over all tiles are computed in native dtypes there, where both causes are removed."""
+    executable = ipu.jit(jnp.sort, device=machine()).lower(array(256, dtype=jnp.bfloat16)).compile().executable
+    removals = Removals(executable)
+    spread, native, both = (
+        removals.without(causes)[..., COMPUTE].sum()
+        for causes in ([SINGLE_TILES], [EMULATION], [SINGLE_TILES, EMULATION])
+    )
+    assert both < min(spread, native)
 
 
 def test_programs_by_hand_are_told_to_map_their_variables() -> None:
