@@ -311,6 +311,32 @@ def test_a_callback_is_named_where_its_latency_limits() -> None:
     assert "pure_callback at test_causes.py" in figures.verdict.remedies[0]
 
 
+def test_data_of_a_callback_are_no_rows_of_a_loop() -> None:
+    def called(x: Any) -> Any:
+        return jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+    figures = profile(called, array(1 << 18))
+    cause, result = figures.causes[0], figures.verdict
+    assert cause.name == "other transfers of the host" and result.gains[0] == cause.alone_cycles
+    assert "pure_callback at test_causes.py" in result.remedies[0]
+    assert f"Without, it takes {figures.cycles - cause.alone_cycles:,}" in result.sentence
+
+
+def test_streams_of_a_program_by_hand_are_no_rows_of_a_loop() -> None:
+    from ipujax import poplar, popops, poputil
+
+    graph = poplar.Graph(machine().target)
+    program = poplar.program.Sequence()
+    x = graph.add_variable(poplar.FLOAT, [1 << 18], "x")
+    poputil.map_tensor_linearly(graph, x)
+    program.add(poplar.program.Copy(graph.add_host_to_device_fifo("x", poplar.FLOAT, 1 << 18), x))
+    popops.mul_in_place(graph, x, x, program)
+    figures = poplar.Engine(graph, program).profile
+    cause, result = figures.causes[0], figures.verdict
+    assert cause.name == "other transfers of the host" and result.gains[0] == cause.alone_cycles
+    assert "HALF" in result.remedies[0]
+
+
 def test_wide_numbers_cost_the_bytes_that_they_have_beyond_native_ones() -> None:
     with jax.enable_x64(True):
         wide = profile(lambda x: x * x + 1, array(1 << 16, dtype=np.int64))
