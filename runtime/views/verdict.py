@@ -68,7 +68,8 @@ _OF_MAPPING = "variables and vertices on all tiles alike (Graph.set_tile_mapping
 _OF_STREAMS = "data that stay in variables from run to run, or fewer bytes, as of HALF"
 
 _OF_LATENCY = f"a larger batch; {SEVERAL_BATCHES}"
-_OF_ROWS = "Options(io_tiles=…), which loads the next rows while others are computed; float16 or bytes for float32"
+_OF_BYTES = "float16 or bytes for float32"
+_OF_ROWS = f"Options(io_tiles=…), which loads the next rows while others are computed; {_OF_BYTES}"
 _OF_RESULTS = (
     "results that the next call takes, in the place of donated arguments (donate_argnums=); fewer or smaller ones, as "
     "sums in place of all terms, or float16"
@@ -136,7 +137,7 @@ def _gain(cause: Cause, profile: Figures) -> int:
     """Return the cycles that a remedy against a cause saves at most, of those that vanish without it."""
     if cause.name == WAITS and profile.pipelines:
         return min(cause.alone_cycles, int(_bubble_cycles(profile)))
-    if _is_of_rows(cause, profile):  # of two things at once the longer is what a run takes
+    if _may_overlap(cause, profile):  # of two things at once the longer is what a run takes
         return min(cause.alone_cycles, profile.cycles - cause.alone_cycles)
     return cause.alone_cycles
 
@@ -172,10 +173,12 @@ def _remedy_of_host(cause: Cause, profile: Figures) -> str:
         return f"in JAX what Python computes, or once for many iterations: {listed}"
     if cause.origin == HOST_LATENCY:
         return "a larger batch" if program_situation(profile).has_loop else _OF_LATENCY
-    if _is_of_rows(cause, profile):
+    if _may_overlap(cause, profile):
         return _OF_ROWS
     if _is_by_hand(profile):
         return _OF_STREAMS
+    if cause.origin.line:
+        return _OF_BYTES
     return _OF_RESULTS if re.fullmatch(r"host stream out\d+", cause.origin.path) else _OF_ARGUMENTS
 
 
@@ -187,13 +190,14 @@ def _functions_of_host(cause: Cause, profile: Figures) -> list[Unpriced]:
     return [row for row in called if row.origin.line and row.origin.line == cause.origin.line]
 
 
-def _is_of_rows(cause: Cause, profile: Figures) -> bool:
-    """Return whether most transfers of the host are of rows of a loop or a pipeline.
+def _may_overlap(cause: Cause, profile: Figures) -> bool:
+    """Return whether most transfers of the host are of rows of a loop or a pipeline, which no I/O tiles load ahead.
 
     These have a line, as those for functions of the host have, and those of a program by hand.
     """
     has_line = cause.name == HOST and bool(cause.origin.line)
-    return has_line and not _is_by_hand(profile) and not _functions_of_host(cause, profile)
+    are_rows = has_line and not _is_by_hand(profile) and not _functions_of_host(cause, profile)
+    return are_rows and not program_situation(profile).overlaps_io
 
 
 def _is_by_hand(profile: Figures) -> bool:
@@ -268,7 +272,7 @@ def _effect(cause: Cause, profile: Figures) -> str:
     """Say what a run takes without a cause, and under which condition."""
     total = profile.cycles
     remaining = f"{total - _gain(cause, profile):,} of {total:,} cycles"
-    if _is_of_rows(cause, profile):
+    if _may_overlap(cause, profile):
         return f"Loaded while the rows before are computed, the run takes at least {remaining}."
     if cause.name == HOST and cause.origin != HOST_LATENCY and not cause.origin.line:
         return f"If calls need not move it, the run takes {remaining}."
@@ -301,8 +305,7 @@ def _fewer_waits(profile: Figures) -> list[str]:
     is_lockstep = profile.target.global_exchange == "lockstep"
     # In these all IPUs run one kind of task between two exchanges, at which they meet.
     is_grouped = all(pipeline.schedule in ("grouped", "gpipe") for pipeline in profile.pipelines)
-    has_rows = any(_is_of_rows(cause, profile) for cause in profile.causes)
-    loads = ["Options(io_tiles=…)"] if has_rows and not program_situation(profile).overlaps_io else []
+    loads = ["Options(io_tiles=…)"] if any(_may_overlap(cause, profile) for cause in profile.causes) else []
     return [*(["schedule='grouped'"] if is_lockstep and not is_grouped else []), *loads]
 
 

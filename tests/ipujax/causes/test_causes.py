@@ -16,6 +16,7 @@ from ipujax.runtime.causes import COMPUTATION, Cause, removable_cycles
 from ipujax.runtime.causes.removals import CAUSES, EMULATION, SINGLE_TILES, Removals
 from ipujax.runtime.timeline.clocks import COMPUTE
 from ipujax.runtime.views import verdict
+from ipujax.runtime.views.verdict import remedy
 
 TILES = 64
 
@@ -301,6 +302,15 @@ def test_rows_of_a_loop_are_overlapped_at_best() -> None:
     assert result.causes[0].name == "other transfers of the host" and "io_tiles" in result.remedies[0]
     assert result.gains[0] == min(result.causes[0].alone_cycles, figures.cycles - result.causes[0].alone_cycles)
     assert f"at least {figures.cycles - result.gains[0]:,}" in result.sentence
+    overlapped = profile(
+        means,
+        array(128, 128),
+        array(8, 4096, 128),
+        donate_argnums=0,
+        options=ipu.Options(stream_loops=True, io_tiles=16),
+    )
+    cause = by_name(overlapped)["other transfers of the host"]
+    assert "float16" in remedy(cause, overlapped) and "io_tiles" not in remedy(cause, overlapped)
 
 
 def test_a_callback_is_named_where_its_latency_limits() -> None:
