@@ -44,12 +44,10 @@ class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
 
     def __init__(self, batches: Iterable[T], depth: int = 2) -> None:
         self._depth = whole_number("depth of ipu.prefetch", depth, 0)
-        try:
-            self._source = iter(batches)
-        except TypeError as error:
-            raise ArgumentTypeError(
-                "batches of ipu.prefetch", expected="an iterable", got=shortened(batches)
-            ) from error
+        # Not by `iter`: a `TypeError` may be of the user's own `__iter__`.
+        if not (isinstance(batches, Iterable) or hasattr(batches, "__getitem__")):
+            raise ArgumentTypeError("batches of ipu.prefetch", expected="an iterable", got=shortened(batches))
+        self._source = iter(batches)
         self._thread = ThreadPoolExecutor(1, "ipu.prefetch") if self._depth else None
         self._ahead: deque[Future[_Prepared[T]]] = deque()
         self._is_open = True

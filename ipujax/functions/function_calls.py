@@ -127,18 +127,17 @@ class FunctionCalls:
             elif any(self._user.settings.donated) and self.compiler.spread is None:
                 run = self._user.jitted(lambda *args, **kwargs: self._run_plain_in_trace(args, kwargs), self._donates)
             else:
-                run = self.compiler.plain
+                run = self.compiler.on_cpu
             self._runners.setdefault(device, run)
         return self._runners[device]
 
     def _run_plain_in_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the function as JAX does, in its trace of a call whose arguments are donated."""
-        plain = self.compiler.plain
         if self._donates:
-            jaxpr = plain.trace(*args, **kwargs).jaxpr.jaxpr
+            jaxpr = self.compiler.plain.trace(*args, **kwargs).jaxpr.jaxpr
             if any(eqn.primitive.name in HOST_CALLS for eqn in equations(jaxpr)):
                 self._keep_donated()
-        return plain(*args, **kwargs)
+        return self.compiler.on_cpu(*args, **kwargs)
 
     def _keep_donated(self) -> NoReturn:
         """Donate nothing to XLA from now on, and end the trace of the call, which is then made anew."""

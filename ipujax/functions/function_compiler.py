@@ -112,10 +112,8 @@ class FunctionCompiler:
 
     def __init__(self, user: UserFunction) -> None:
         self.user = user
-        # A function of its own: `jitted` renames it, and must not rename the user's.
-        self.one_replica = user.jitted(
-            lambda *args, **kwargs: user.shardings.stored(user.name, inside_function(user.fun)(*args, **kwargs))
-        )
+        # A lambda: `jitted` renames it, and must not rename the user's function.
+        self.one_replica = user.jitted(lambda *args, **kwargs: inside_function(user.fun)(*args, **kwargs))
         self.plain = self.one_replica if user.replication is None else self._all_replicas(user.replication)
         self.unused_settings = UnusedSettings(user.name)
         self.has_lowered = False
@@ -128,10 +126,20 @@ class FunctionCompiler:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             do = evaluate if self.spread is None else self.spread.evaluate
-            results = replication.apply(do, inside_function(user.fun), args, kwargs, user.places(args), user.name)
-            return user.shardings.stored(user.name, results)
+            return replication.apply(do, inside_function(user.fun), args, kwargs, user.places(args), user.name)
 
         return user.jitted(run)
+
+    @functools.cached_property
+    def on_cpu(self) -> Any:
+        """The function as `ipu.CPU()` runs it: `plain`, and results go to the host's memory by `out_shardings`.
+
+        Not so in `plain`: inside of another function JAX ignores that memory, and values of two would not combine.
+        """
+        user = self.user
+        if not user.shardings.stores:
+            return self.plain
+        return user.jitted(lambda *args, **kwargs: user.shardings.stored(user.name, self.plain(*args, **kwargs)))
 
     def inlined(self, outer: Compilation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function inside of another one of `ipu.jit`, in whose program it is: its shardings are constraints.
@@ -223,7 +231,7 @@ class FunctionCompiler:
         user = self.user
         note_call(user.fun, user.settings, args, kwargs)
         timings: dict[str, float] = {}
-        jitted = self.plain if isinstance(device, CPU) else self._tracer(device)
+        jitted = self.on_cpu if isinstance(device, CPU) else self._tracer(device)
         explaining = explaining_axis_errors(user.replication)
         with collecting_rarely(), step(_LOG, "trace", timings), explaining, in_explicit_mesh(shardings):
             traced = jitted.trace(*args, **kwargs)
@@ -295,5 +303,6 @@ class FunctionCompiler:
         """Drop all traces and lowered programs."""
         self.one_replica.clear_cache()
         self.plain.clear_cache()
+        self.on_cpu.clear_cache()
         self._tracers.clear()
         self._lowered.clear()

@@ -48,7 +48,7 @@ def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
 def element_type(dtype: Any, name: str) -> np.dtype:
     """Return the type of elements that a user gives; refuse one that tensors do not have."""
     try:
-        kind = np.dtype(dtype)
+        kind = np.dtype("" if dtype is None else dtype)  # None would be float64
     except TypeError as error:
         raise GraphError(f"{name} must have a type", expected="FLOAT, INT, …", got=repr(dtype)) from error
     # Without `jax_enable_x64` JAX would narrow 64-bit types in silence.

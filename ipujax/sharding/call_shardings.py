@@ -96,9 +96,14 @@ class ShardingSettings:
         leaves = jax.tree.leaves((self.inputs, self.outputs))
         object.__setattr__(self, "has_any", any(map(_asks, leaves)))
 
+    @property
+    def stores(self) -> bool:
+        """True if `out_shardings` ask for streaming memory."""
+        return any(map(_stores, jax.tree.leaves(self.outputs)))
+
     def stored(self, who: str, results: Tree) -> Tree:
         """Return results while a function is traced, put to streaming memory where `out_shardings` ask for it."""
-        if not any(map(_stores, jax.tree.leaves(self.outputs))):
+        if not self.stores:
             return results
         leaves, tree = jax.tree.flatten(results)
         shardings = _leaves(f"out_shardings of {who}", self.outputs, results)

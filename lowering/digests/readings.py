@@ -359,14 +359,16 @@ def _attributes_and_slots(value: Any, name: str) -> list[Any]:
         # Refuses an object with a content that Python does not show.
         reduced = registered(value) if registered is not None else value.__reduce_ex__(4)
         state = object.__getstate__(value)  # all attributes, where the class may leave some out
-    except Exception as error:  # whatever a user's `__reduce__` raises
+        parts = [reduced] if isinstance(reduced, str) else _read_parts(reduced)
+    except Exception as error:  # whatever a user's `__reduce__` raises, and its iterators
         raise NoDigestError(f"a value of type {name} cannot be read: {error}") from error
-    if isinstance(reduced, str):
-        return [reduced, state]
     is_own = any("__reduce__" in vars(base) or "__reduce_ex__" in vars(base) for base in kind.__mro__[:-1])
-    # The fourth and fifth part are iterators, over items of a list and of a dict.
-    parts = [list(part) if n in (3, 4) and part is not None else part for n, part in enumerate(reduced)]
     return [state, *parts] if is_own or registered is not None else [state]
+
+
+def _read_parts(reduced: tuple[Any, ...]) -> list[Any]:
+    """Return the parts of a reduction; the fourth and fifth are iterators, over items of a list and of a dict."""
+    return [list(part) if n in (3, 4) and part is not None else part for n, part in enumerate(reduced)]
 
 
 _READERS: dict[type, Callable[[Any], Reading]] = {

@@ -180,9 +180,15 @@ class PartResults:
         return accumulator
 
     def add_row(self, term: Term, row: Tensor, total: Tensor, builder: PartBuilder, prog: ProgramSequence) -> None:
-        """Adds to the program of a loop the reduction of a row over micro-batches, into that of the accumulator."""
+        """Adds to the program of a loop the reduction of a row over micro-batches, into that of the accumulator.
+
+        The row is cast to the type of the term before, as the stack would have been: a wider sum has its rounding.
+        """
         ipus = self.pipeline.ipus
         reduction = self.reductions["part", self.pipeline.staged.spec.kind_of(term.number)]
+        aval: Any = term.atom.aval
+        if aval.dtype not in (row.dtype, total.dtype):
+            reduction = partial(_combine_cast, reduction, aval.dtype)
         name = f"{builder.name}/result {term.number}"
         ipus.emit(builder.ipu, reduction, [total, row], prog, name, into=total)
 
@@ -243,6 +249,10 @@ class PartResults:
         reduction = self.reductions["end", kind]
         with ipus.graph.debug_origin(replace(ipus.graph.origin, part=UPDATE)):
             return ipus.emit(ipu, reduction, local, ipus.prog, f"{self.pipeline.name}/result {number}")
+
+
+def _combine_cast(reduction: Callable[..., jax.Array], dtype: Any, total: jax.Array, row: jax.Array) -> jax.Array:
+    return reduction(total, row.astype(dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

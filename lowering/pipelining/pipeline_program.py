@@ -17,7 +17,7 @@ Source: PopART's pipeline transform, whose stashes are rings with counters too (
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
@@ -201,7 +201,12 @@ def _lower_equations(
     terms = pipeline.staged.terms_of(builder.part)
     # Each row costs supersteps in each iteration, so a plan for speed alone adds stacks as a whole.
     is_for_speed = pipeline.ipus.graph.byte_cost_cycles <= BYTE_COST_CYCLES
-    sums = {term.atom: term for term in terms if isinstance(term.atom, Var) and results.is_new_sum(term, builder)}
+    num_terms = Counter(term.atom for term in terms if isinstance(term.atom, Var))  # one value may be several results
+    sums = {
+        term.atom: term
+        for term in terms
+        if isinstance(term.atom, Var) and num_terms[term.atom] == 1 and results.is_new_sum(term, builder)
+    }
     unfused, stacks = loop_sums(builder.part.jaxpr, () if is_for_speed else sums)
     body = fuse(ClosedJaxpr(unfused, ())).jaxpr
     row_sums = {stack: PartRowSum(results, sums[var], builder) for var, stack in stacks.items()}

@@ -104,12 +104,12 @@ class Removals:
         work[..., COMPUTE] = self._compute_cycles(*(cause in causes for cause in _OF_COMPUTE))
         if RETURNED in causes:
             work[..., HOST_EXCHANGE] = self._host_cycles_of_donated
-        for cause in (HOST, STREAMING, FALLBACKS, SINGLE_TILES, COLLECTIVES):
+        if SINGLE_TILES in causes:  # what remains is computing, on all tiles alike
+            work[self._steps_of[SINGLE_TILES], :, EXCHANGE:] = 0
+            work[self._of_scalars] = 0
+        for cause in (HOST, STREAMING, FALLBACKS, COLLECTIVES):
             if cause in causes:
                 work[self._steps_of[cause]] = 0
-        if SINGLE_TILES in causes:
-            for number, spread in self._spread_work.items():
-                work[number] = spread
         if BETWEEN_IPUS in causes:
             work[~self._steps_of[COLLECTIVES], :, GLOBAL_EXCHANGE] = 0
         is_of_products = self._steps_of[OF_PRODUCTS]
@@ -193,21 +193,14 @@ class Removals:
         return fixed
 
     @cached_property
-    def _spread_work(self) -> Mapping[int, np.ndarray]:
-        """The work of steps on a single tile with their vertices on all tiles alike, int64[num_ipus, 5], by number.
+    def _of_scalars(self) -> Flags:
+        """The steps on a single tile that compute single elements alone: they vanish as a whole."""
+        groups = self.executable.graph.groups
 
-        Steps of scalars have none: they vanish as a whole.
-        """
-        spread: dict[int, np.ndarray] = {}
-        for number in np.flatnonzero(self._steps_of[SINGLE_TILES]).tolist():
-            node = self.nodes[number]
-            cost = self.executable.costs[node] if isinstance(node, Leaf) else None
-            assert isinstance(cost, ComputeSetCost), "only compute sets are on a single tile"
-            if not all(map(is_of_scalars, self.executable.graph.groups[cost.compute_set])):
-                of_ipus = self._cycles_of_tiles(cost, is_in_place=False).of_ipus(is_started=False, is_equal=True)
-                spread[number] = np.zeros_like(self.whole[number])
-                spread[number][:, COMPUTE] = pad_tiles(of_ipus, cost.first_ipu, self.executable.target.num_ipus)
-        return spread
+        def is_of_scalars_alone(node: Program) -> bool:
+            return isinstance(node, Execute) and all(map(is_of_scalars, groups[node.compute_set]))
+
+        return self._steps_of[SINGLE_TILES] & np.array(list(map(is_of_scalars_alone, self.nodes)), bool)
 
     @cached_property
     def _of_other_causes(self) -> Flags:
@@ -257,7 +250,8 @@ class Removals:
         """Return compute cycles, int64[steps, num_ipus].
 
         Args:
-            is_spread: whether single elements that are computed beside others are left out.
+            is_spread: whether single elements that are computed beside others are left out, and vertices on a single
+                tile are on all tiles alike.
             is_native: whether all dtypes are computed natively.
             is_fast: whether no row takes a slow path.
             is_in_place: whether nothing is copied on its own tile.
@@ -272,11 +266,12 @@ class Removals:
         costs = self._costs_of(is_spread, is_native, is_fast)
         num_ipus = self.executable.target.num_ipus
         rows = []
-        for node, row, is_of_other in zip(self.nodes, self.whole[..., COMPUTE], self._of_other_causes, strict=True):
+        flags_of_steps = self._of_other_causes, self._steps_of[SINGLE_TILES] & is_spread
+        for node, row, is_of_other, is_moved in zip(self.nodes, self.whole[..., COMPUTE], *flags_of_steps, strict=True):
             cost = costs[node] if isinstance(node, Leaf) else None
             if isinstance(cost, ComputeSetCost | CopyCost):
                 tiles = self._cycles_of_tiles(cost, is_in_place)
-                of_ipus = tiles.most if is_of_other else tiles.of_ipus(is_started, is_equal)
+                of_ipus = tiles.of_ipus(is_started and not is_of_other, is_moved or (is_equal and not is_of_other))
                 row = pad_tiles(of_ipus, cost.first_ipu, num_ipus)
             rows.append(row)
         self._compute[flags] = np.stack(rows)

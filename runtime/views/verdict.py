@@ -32,6 +32,7 @@ from ipujax.runtime.causes.removals import (
 )
 from ipujax.runtime.graph import HOST_LATENCY
 from ipujax.runtime.profile import Figures
+from ipujax.runtime.profile.operation_warnings import Unpriced
 from ipujax.runtime.profile.text import energy, share
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.views.hints import EVEN_SHARE, SEVERAL_BATCHES
@@ -64,9 +65,11 @@ _REMEDIES: dict[str, str] = {
 }
 # Of programs that are built by hand, whose variables and vertices have the tiles that their author gives them.
 _OF_MAPPING = "variables and vertices on all tiles alike (Graph.set_tile_mapping, poputil.map_tensor_linearly)"
+_OF_STREAMS = "data that stay in variables from run to run, or fewer bytes, as of HALF"
 
 _OF_LATENCY = f"a larger batch; {SEVERAL_BATCHES}"
-_OF_ROWS = "Options(io_tiles=…), which loads the next rows while others are computed; float16 or bytes for float32"
+_OF_BYTES = "float16 or bytes for float32"
+_OF_ROWS = f"Options(io_tiles=…), which loads the next rows while others are computed; {_OF_BYTES}"
 _OF_RESULTS = (
     "results that the next call takes, in the place of donated arguments (donate_argnums=); fewer or smaller ones, as "
     "sums in place of all terms, or float16"
@@ -134,7 +137,7 @@ def _gain(cause: Cause, profile: Figures) -> int:
     """Return the cycles that a remedy against a cause saves at most, of those that vanish without it."""
     if cause.name == WAITS and profile.pipelines:
         return min(cause.alone_cycles, int(_bubble_cycles(profile)))
-    if _is_of_rows(cause):  # of two things at once the longer is what a run takes
+    if _may_overlap(cause, profile):  # of two things at once the longer is what a run takes
         return min(cause.alone_cycles, profile.cycles - cause.alone_cycles)
     return cause.alone_cycles
 
@@ -151,13 +154,12 @@ def _is_of_schedule(waits: Cause, profile: Figures) -> bool:
 
 def remedy(cause: Cause, profile: Figures) -> str:
     """Return what to try against a cause, by what has most of its cycles."""
-    is_by_hand = not profile.identity.function  # a program of Poplar
     text = _remedy_of_host(cause, profile) if cause.name == HOST else _REMEDIES.get(cause.name, "")
     if cause.name == SLOW_PATHS and profile.slow_paths:
         text += f" ({'; '.join(dict.fromkeys(str(each.reason) for each in profile.slow_paths))})"
     if cause.name == UNEQUAL_TILES:
         text = _remedy_of_tiles(_tile_balance(cause.origin, profile), profile.target.tiles_per_ipu)
-    if cause.name in (SINGLE_TILES, UNEQUAL_TILES) and is_by_hand:
+    if cause.name in (SINGLE_TILES, UNEQUAL_TILES) and _is_by_hand(profile):
         text = _OF_MAPPING
     if _is_in_half(cause, profile):
         text = text.removesuffix(_HALF)
@@ -166,20 +168,41 @@ def remedy(cause: Cause, profile: Figures) -> str:
 
 
 def _remedy_of_host(cause: Cause, profile: Figures) -> str:
-    on_host = [row for row in profile.unpriced if row.place == "host"]
-    if cause.origin == HOST_LATENCY and on_host:
-        listed = ", ".join(dict.fromkeys(f"{row.operation} at {row.origin}" for row in on_host))
+    if called := _functions_of_host(cause, profile):
+        listed = ", ".join(dict.fromkeys(f"{row.operation} at {row.origin}" for row in called))
         return f"in JAX what Python computes, or once for many iterations: {listed}"
     if cause.origin == HOST_LATENCY:
         return "a larger batch" if program_situation(profile).has_loop else _OF_LATENCY
-    if _is_of_rows(cause):
+    if _may_overlap(cause, profile):
         return _OF_ROWS
+    if _is_by_hand(profile):
+        return _OF_STREAMS
+    if cause.origin.line:
+        return _OF_BYTES
     return _OF_RESULTS if re.fullmatch(r"host stream out\d+", cause.origin.path) else _OF_ARGUMENTS
 
 
-def _is_of_rows(cause: Cause) -> bool:
-    """Return whether most transfers of the host are of rows of a loop or a pipeline, which have a line."""
-    return cause.name == HOST and bool(cause.origin.line)
+def _functions_of_host(cause: Cause, profile: Figures) -> list[Unpriced]:
+    """Return the functions of the host that most transfers are for: all, of latency, or those at the line."""
+    called = [row for row in profile.unpriced if row.place == "host"]
+    if cause.origin == HOST_LATENCY:
+        return called
+    return [row for row in called if row.origin.line and row.origin.line == cause.origin.line]
+
+
+def _may_overlap(cause: Cause, profile: Figures) -> bool:
+    """Return whether most transfers of the host are of rows of a loop or a pipeline, which no I/O tiles load ahead.
+
+    These have a line, as those for functions of the host have, and those of a program by hand.
+    """
+    has_line = cause.name == HOST and bool(cause.origin.line)
+    are_rows = has_line and not _is_by_hand(profile) and not _functions_of_host(cause, profile)
+    return are_rows and not program_situation(profile).overlaps_io
+
+
+def _is_by_hand(profile: Figures) -> bool:
+    """Return whether a program is one of Poplar."""
+    return not profile.identity.function
 
 
 def _remedy_of_tiles(balance: float, tiles: int) -> str:
@@ -249,9 +272,9 @@ def _effect(cause: Cause, profile: Figures) -> str:
     """Say what a run takes without a cause, and under which condition."""
     total = profile.cycles
     remaining = f"{total - _gain(cause, profile):,} of {total:,} cycles"
-    if _is_of_rows(cause):
+    if _may_overlap(cause, profile):
         return f"Loaded while the rows before are computed, the run takes at least {remaining}."
-    if cause.name == HOST and cause.origin != HOST_LATENCY:
+    if cause.name == HOST and cause.origin != HOST_LATENCY and not cause.origin.line:
         return f"If calls need not move it, the run takes {remaining}."
     if cause.name == WAITS and profile.pipelines:
         return f"Without the bubble of its schedule, it takes {remaining}."
@@ -282,8 +305,7 @@ def _fewer_waits(profile: Figures) -> list[str]:
     is_lockstep = profile.target.global_exchange == "lockstep"
     # In these all IPUs run one kind of task between two exchanges, at which they meet.
     is_grouped = all(pipeline.schedule in ("grouped", "gpipe") for pipeline in profile.pipelines)
-    has_rows = any(_is_of_rows(cause) for cause in profile.causes)
-    loads = ["Options(io_tiles=…)"] if has_rows and not program_situation(profile).overlaps_io else []
+    loads = ["Options(io_tiles=…)"] if any(_may_overlap(cause, profile) for cause in profile.causes) else []
     return [*(["schedule='grouped'"] if is_lockstep and not is_grouped else []), *loads]
 
 

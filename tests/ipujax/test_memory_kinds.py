@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,6 +60,22 @@ def test_results_are_stored_where_out_shardings_say(replicas: int | None) -> Non
     assert_same(jitted(x), expected)
     assert_same(jitted.with_options(device=ipu.CPU())(x), expected)
     assert jitted.profile(x).streaming_memory_bytes == 2 * x.nbytes // (replicas or 1)
+
+
+@pytest.mark.parametrize(
+    ("inner_device", "outer_jit"),
+    [(device(), jax.jit), (device(), partial(ipu.jit, device=device())), (ipu.CPU(), jax.jit)],
+)
+def test_out_shardings_of_a_function_inside_another_store_nothing(inner_device: Any, outer_jit: Any) -> None:
+    """As in JAX: the result can be added to values of the outer function."""
+    host = jax.NamedSharding(jax.make_mesh((1,), ("x",)), P(), memory_kind="pinned_host")
+
+    def adding(jit: Any) -> Any:
+        inner = jit(jnp.sin, out_shardings=host)
+        return lambda x: inner(x) + x
+
+    x = np.ones(4, np.float32)
+    assert_same(outer_jit(adding(partial(ipu.jit, device=inner_device)))(x), jax.jit(adding(jax.jit))(x))
 
 
 @pytest.mark.parametrize("name", CASES)

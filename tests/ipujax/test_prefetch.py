@@ -137,3 +137,12 @@ def test_refuses_a_non_depth(depth: Any) -> None:
 def test_refuses_what_is_no_iterable() -> None:
     with pytest.raises(ipu.ArgumentError, match=r"batches of ipu.prefetch[\s\S]*got: 3"):
         ipu.prefetch(3)  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_users_own_iterable_stays() -> None:
+    class Batches:
+        def __iter__(self) -> Iterator[int]:
+            raise TypeError("of the user's own")
+
+    with pytest.raises(TypeError, match=r"^of the user's own"):
+        ipu.prefetch(Batches())

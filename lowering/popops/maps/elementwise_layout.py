@@ -247,7 +247,7 @@ def _even_layouts(
 ) -> list[Layout]:
     """Layouts that spread a kernel evenly over tiles: linear, or with reductions in blocks.
 
-    Where no value is stored, blocks that cut no reduced dimension are tried too: they leave no partial results.
+    Where no value is stored, the blocks are tried too in which the first reduction costs least.
 
     Args:
         graph: the graph.

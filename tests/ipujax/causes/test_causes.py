@@ -13,8 +13,10 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.runtime.causes import COMPUTATION, Cause, removable_cycles
-from ipujax.runtime.causes.removals import CAUSES
+from ipujax.runtime.causes.removals import CAUSES, EMULATION, SINGLE_TILES, Removals
+from ipujax.runtime.timeline.clocks import COMPUTE
 from ipujax.runtime.views import verdict
+from ipujax.runtime.views.verdict import remedy
 
 TILES = 64
 
@@ -300,6 +302,15 @@ def test_rows_of_a_loop_are_overlapped_at_best() -> None:
     assert result.causes[0].name == "other transfers of the host" and "io_tiles" in result.remedies[0]
     assert result.gains[0] == min(result.causes[0].alone_cycles, figures.cycles - result.causes[0].alone_cycles)
     assert f"at least {figures.cycles - result.gains[0]:,}" in result.sentence
+    overlapped = profile(
+        means,
+        array(128, 128),
+        array(8, 4096, 128),
+        donate_argnums=0,
+        options=ipu.Options(stream_loops=True, io_tiles=16),
+    )
+    cause = by_name(overlapped)["other transfers of the host"]
+    assert "float16" in remedy(cause, overlapped) and "io_tiles" not in remedy(cause, overlapped)
 
 
 def test_a_callback_is_named_where_its_latency_limits() -> None:
@@ -310,12 +321,49 @@ def test_a_callback_is_named_where_its_latency_limits() -> None:
     assert "pure_callback at test_causes.py" in figures.verdict.remedies[0]
 
 
+def test_data_of_a_callback_are_no_rows_of_a_loop() -> None:
+    def called(x: Any) -> Any:
+        return jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+    figures = profile(called, array(1 << 18))
+    cause, result = figures.causes[0], figures.verdict
+    assert cause.name == "other transfers of the host" and result.gains[0] == cause.alone_cycles
+    assert "pure_callback at test_causes.py" in result.remedies[0]
+    assert f"Without, it takes {figures.cycles - cause.alone_cycles:,}" in result.sentence
+
+
+def test_streams_of_a_program_by_hand_are_no_rows_of_a_loop() -> None:
+    from ipujax import poplar, popops, poputil
+
+    graph = poplar.Graph(machine().target)
+    program = poplar.program.Sequence()
+    x = graph.add_variable(poplar.FLOAT, [1 << 18], "x")
+    poputil.map_tensor_linearly(graph, x)
+    program.add(poplar.program.Copy(graph.add_host_to_device_fifo("x", poplar.FLOAT, 1 << 18), x))
+    popops.mul_in_place(graph, x, x, program)
+    figures = poplar.Engine(graph, program).profile
+    cause, result = figures.causes[0], figures.verdict
+    assert cause.name == "other transfers of the host" and result.gains[0] == cause.alone_cycles
+    assert "HALF" in result.remedies[0]
+
+
 def test_wide_numbers_cost_the_bytes_that_they_have_beyond_native_ones() -> None:
     with jax.enable_x64(True):
         wide = profile(lambda x: x * x + 1, array(1 << 16, dtype=np.int64))
         native = profile(lambda x: x * x + 1, array(1 << 16, dtype=np.int32))
     saved = by_name(wide)["emulated dtypes"].alone_cycles
     assert saved == pytest.approx(wide.cycles - native.cycles, rel=0.05)
+
+
+def test_emulated_work_of_a_single_tile_is_no_computation() -> None:
+    """Steps that are spread over all tiles are computed in native dtypes there, where both causes are removed."""
+    executable = ipu.jit(jnp.sort, device=machine()).lower(array(256, dtype=jnp.bfloat16)).compile().executable
+    removals = Removals(executable)
+    spread, native, both = (
+        removals.without(causes)[..., COMPUTE].sum()
+        for causes in ([SINGLE_TILES], [EMULATION], [SINGLE_TILES, EMULATION])
+    )
+    assert both < min(spread, native)
 
 
 def test_programs_by_hand_are_told_to_map_their_variables() -> None:

@@ -112,6 +112,8 @@ def test_errors_of_calls_name_the_expected_argument(s):
         popops.map(s.graph, _1 + 2.5, [s.int], s.prog)
     with pytest.raises(IpuError, match=r"got: Sequence of 0 programs to Graph of 3 variables and 0 compute sets"):
         CrossReplicaCopy(s.prog, s.graph, {0: 1})
+    with pytest.raises(IpuError, match=r"^cast must have a type\n(.|\n)*got: None"):
+        popops.cast(s.graph, s.a, None, s.prog)
     assert popops.add(s.graph, s.a, b=s.a, prog=s.prog, name="sum").shape == (2, 3)
 
 

@@ -42,6 +42,39 @@ def test_no_stack_of_gradients_is_beside_their_sum() -> None:
     assert_same(run_tiles(program, args), expected, 1e-5, 1e-6, "tile by tile")
 
 
+def rows_of_layers(weights: Any, x: jax.Array, scale: float = 1) -> Any:
+    with ipu.stage(0):
+        x, rows = lax.scan(lambda x, w: (jnp.tanh(x @ w), scale * jnp.sum(x @ w, 0)), x, weights)
+    with ipu.stage(1):
+        return jnp.sum(x), rows
+
+
+def assert_less_memory_keeps_numbers(fun: Any) -> None:
+    """Run a pipeline of such a function in the plan in which loops add rows to sums, tile by tile."""
+    args = array(2, 2, 2), array(4, 2, seed=1)
+    target = small_target(4, num_ipus=2)
+    program = lower(passed(fun, *args), target, choice=Choice(4 * BYTE_COST_CYCLES, target.bytes_per_tile))
+    assert_same(run_tiles(program, args), jax.tree.leaves(jax.jit(fun)(*args)), 1e-5, 1e-6, "tile by tile")
+
+
+def test_rows_that_are_two_results_are_added_to_both() -> None:
+    def twice(weights: Any, x: jax.Array) -> Any:
+        total, rows = rows_of_layers(weights, x)
+        return total, rows, rows
+
+    assert_less_memory_keeps_numbers(ipu.pipeline(twice, micro_batches=2, reduce=("sum", "sum", "last")))
+
+
+def test_rows_are_cast_before_they_are_added() -> None:
+    """A row that is infinite in the type of the result is so in a wider sum."""
+
+    def halves(weights: Any, x: jax.Array) -> Any:
+        total, rows = rows_of_layers(weights, x, scale=1e6)
+        return total, rows.astype(np.float16)
+
+    assert_less_memory_keeps_numbers(ipu.pipeline(halves, micro_batches=2, reduce="sum", accumulate_dtype=np.float32))
+
+
 def test_casts_of_rows_are_left_to_the_sum() -> None:
     def fun(x: jax.Array, w: jax.Array) -> Any:
         x, rows = lax.scan(lambda x, w: (x @ w, (x, x * 2, x * 3)), x, w)
