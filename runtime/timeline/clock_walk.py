@@ -33,8 +33,8 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep, StaticEffect, Sums, rows_of
-from ipujax.runtime.timeline.run_control import Clocks, Control, Recording, next_choice
 from ipujax.runtime.timeline.recorded_runs import OUTSIDE, LoopTest, RecordedRuns
+from ipujax.runtime.timeline.run_control import Clocks, Control, Recording, next_choice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
