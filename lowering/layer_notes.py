@@ -18,15 +18,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_p
 from ipujax.lowering.source_info import MADE_AT, NOTE, MadeAt, frame_text, name_stack, printable, without_notes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user
-from ipujax.runtime.tensor import (
-    MAX_CALLERS,
-    OF_CALLER,
-    REMATERIALISED,
-    Origin,
-    caller_name,
-    join_layers,
-    part_of_name,
-)
+from ipujax.runtime.tensor import MAX_CALLERS, OF_CALLER, REMATERIALISED, Origin, caller_name, join_layers, part_of_name
 
 _SEPARATOR = "\x1f"  # between texts of a note; ASCII's separator of units, which no name has
 _END = "\x1e"  # between groups of them

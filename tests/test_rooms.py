@@ -260,7 +260,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popsparse": (
         "ipujax.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.jax_compat lowering.jaxpr"
-        " lowering.layout lowering.popops.vertices lowering.popsparse lowering.rules runtime.graph runtime.target runtime.tensor"
+        " lowering.layout lowering.popops.vertices lowering.popsparse lowering.rules runtime.graph runtime.target"
+        " runtime.tensor"
     ),
     "ipujax.optim": "ipujax.arguments ipujax.public lowering.passes lowering.replicas lowering.source_info",
     "ipujax.fit": (

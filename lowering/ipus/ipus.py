@@ -28,15 +28,7 @@ from ipujax.lowering.layout import MemoryOrder, layout_like, linear_mapping, map
 from ipujax.lowering.passes import traced
 from ipujax.lowering.source_info import inside_scope
 from ipujax.runtime.graph import ComputeSet, Copy, Graph, Sequence as ProgramSequence, VertexGroup, shift_vertices
-from ipujax.runtime.tensor import (
-    Origin,
-    Tensor,
-    TileMapping,
-    Variable,
-    check_mapping,
-    shift_tiles,
-    substitute,
-)
+from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, shift_tiles, substitute
 
 
 class IpuView(Graph):

@@ -2,10 +2,7 @@
 
 from ipujax.lowering.offload.control_flow import put_results as put_results
 from ipujax.lowering.offload.io_tiles import IoTiles as IoTiles
-from ipujax.lowering.offload.memory_spaces import (
-    is_streamed as is_streamed,
-    memory_spaces as memory_spaces,
-)
+from ipujax.lowering.offload.memory_spaces import is_streamed as is_streamed, memory_spaces as memory_spaces
 from ipujax.lowering.offload.micro_batch_streams import (
     NO_STREAMS as NO_STREAMS,
     Streams as Streams,

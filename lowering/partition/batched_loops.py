@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.jax_compat import (
-    Atom,
-    ClosedJaxpr,
-    JaxprEqn,
-    Var,
-    new_equation,
-    shape_of,
-)
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, new_equation, shape_of
 from ipujax.lowering.jaxpr import PIPELINE, Rewrite, everywhere, spliced, with_equations, with_inner
 
 

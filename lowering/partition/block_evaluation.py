@@ -31,11 +31,7 @@ from ipujax.lowering.jaxpr import PIPELINE, scan_body, while_body, while_conditi
 from ipujax.lowering.partition.block_equations import equation_on_blocks
 from ipujax.lowering.partition.block_values import Block, Notes, Scope, zeros
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
-from ipujax.lowering.partition.resharding import (
-    holds_partial_sums,
-    reshard,
-    values_that_may_stay_unreduced,
-)
+from ipujax.lowering.partition.resharding import holds_partial_sums, reshard, values_that_may_stay_unreduced
 from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, whole
 from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_function, shard_map_specs
 from ipujax.lowering.primitives import record_of

@@ -22,8 +22,4 @@ from ipujax.lowering.pipelining.primitive import (
 )
 from ipujax.lowering.pipelining.row_shards import CutJaxpr as CutJaxpr, num_shards as num_shards, uncut as uncut
 from ipujax.lowering.pipelining.stage_costs import Work as Work
-from ipujax.lowering.pipelining.stage_search import (
-    Cuts as Cuts,
-    StageSearch as StageSearch,
-    find_stages as find_stages,
-)
+from ipujax.lowering.pipelining.stage_search import Cuts as Cuts, StageSearch as StageSearch, find_stages as find_stages

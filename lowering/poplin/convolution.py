@@ -17,14 +17,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import MemoryOrder, Operand, choose_cheapest_alone, linear_mapping
-from ipujax.lowering.poplin.operands import (
-    Result,
-    is_free,
-    memory_of,
-    place_by_plan,
-    result_variable,
-    zeros,
-)
+from ipujax.lowering.poplin.operands import Result, is_free, memory_of, place_by_plan, result_variable, zeros
 from ipujax.lowering.poplin.partials import check_partials, out_dtypes
 from ipujax.lowering.poplin.product_codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.product_plan import plan_convolution, trial_plans

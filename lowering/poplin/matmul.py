@@ -19,14 +19,7 @@ import numpy as np
 
 from ipujax.lowering.layout import Operand, choose_cheapest_alone, mapping_like
 from ipujax.lowering.poplin.candidates import Candidates
-from ipujax.lowering.poplin.operands import (
-    Result,
-    is_free,
-    memory_of,
-    place_by_plan,
-    result_variable,
-    zeros,
-)
+from ipujax.lowering.poplin.operands import Result, is_free, memory_of, place_by_plan, result_variable, zeros
 from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.product_codelets import matmul_codelet
 from ipujax.lowering.poplin.product_plan import plan_matmul, plan_of_candidate, trial_plans

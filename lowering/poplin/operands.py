@@ -9,27 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.layout import (
-    GROUP_CHANNELS,
-    MemoryOrder,
-    linear_mapping,
-    map_by_plan,
-    map_linearly,
-    view_digits,
-)
+from ipujax.lowering.layout import GROUP_CHANNELS, MemoryOrder, linear_mapping, map_by_plan, map_linearly, view_digits
 from ipujax.lowering.layout.place import share_out
 from ipujax.lowering.poplin.partials import cast_results, combine_and_cast, monoid_of
 from ipujax.lowering.poplin.spec import Memory
 from ipujax.lowering.poplin.tile_plan import Grid, Plan
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Builder, Dim, Graph, Term
-from ipujax.runtime.tensor import (
-    MIN_BYTES_PER_TILE,
-    Blocked,
-    Tensor,
-    element_bytes,
-    even_cuts,
-)
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, element_bytes, even_cuts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

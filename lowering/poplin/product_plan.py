@@ -26,15 +26,7 @@ from ipujax.lowering.layout import GROUP_CHANNELS
 from ipujax.lowering.poplin.candidates import Candidates, CostedCandidate
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
-from ipujax.lowering.poplin.spec import (
-    BATCH,
-    FIELD,
-    OUT_CHANNELS,
-    ConvSpec,
-    Dims,
-    Memory,
-    arithmetic,
-)
+from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, ConvSpec, Dims, Memory, arithmetic
 from ipujax.lowering.poplin.tile_plan import STEPS, Plan, PlanCost, is_plan_of, spec_of_all_steps
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind, grains
 from ipujax.runtime.cache import remembered, remembered_and_stored

@@ -50,10 +50,7 @@ from ipujax.lowering.popops.indexing.scatter import (
     plan_in_steps as plan_in_steps,
     plan_scatter as plan_scatter,
 )
-from ipujax.lowering.popops.indexing.scatter_vertex import (
-    SCATTER_MONOIDS as SCATTER_MONOIDS,
-    SCATTERS as SCATTERS,
-)
+from ipujax.lowering.popops.indexing.scatter_vertex import SCATTER_MONOIDS as SCATTER_MONOIDS, SCATTERS as SCATTERS
 from ipujax.lowering.popops.indexing.slice_by_index import (
     look_up_slice as look_up_slice,
     write_slice as write_slice,

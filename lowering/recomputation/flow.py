@@ -17,14 +17,7 @@ import jax.numpy as jnp
 
 from ipujax.lowering.gcl import is_collective
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Literal, Var
-from ipujax.lowering.jaxpr import (
-    holds_pipeline,
-    stage_name,
-    substituted,
-    value_bytes,
-    variables,
-    variables_read,
-)
+from ipujax.lowering.jaxpr import holds_pipeline, stage_name, substituted, value_bytes, variables, variables_read
 from ipujax.lowering.primitives import has_state, record_of
 
 

@@ -24,14 +24,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops import SCATTERS
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
-from ipujax.lowering.rules.base.context import (
-    Context,
-    FunctionKey,
-    LastReads,
-    LaterValues,
-    LoweredFunction,
-    RowSum,
-)
+from ipujax.lowering.rules.base.context import Context, FunctionKey, LastReads, LaterValues, LoweredFunction, RowSum
 from ipujax.lowering.rules.base.fallback import fallback, has_work
 from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.table import rule_of

@@ -16,13 +16,7 @@ import numpy as np
 from ipujax.runtime.causes.compute_set_parts import CyclesOfTiles, cycles_of_small_vertices, is_of_scalars, products
 from ipujax.runtime.causes.variants import latency_of, whole_work
 from ipujax.runtime.compile import Executable, graph_on
-from ipujax.runtime.cost import (
-    ComputeSetCost,
-    CopyCost,
-    StreamCost,
-    compute_set_cost,
-    copy_cost,
-)
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, compute_set_cost, copy_cost
 from ipujax.runtime.graph import (
     Call,
     Collective,

@@ -30,14 +30,7 @@ from ipujax.runtime.cache import recall, recall_stored
 from ipujax.runtime.cost.ipu_window import Window, compact, is_count_by_tile, mapping_range, tile_range
 from ipujax.runtime.cost.padded_rows import padding_of_group
 from ipujax.runtime.cost.rearrangement import field_traffics, field_windows, padded_traffics, rearrangement
-from ipujax.runtime.exchange import (
-    Traffic,
-    TrafficWindow,
-    exchange_cycles,
-    geometry,
-    mappings_from,
-    receive_cycles,
-)
+from ipujax.runtime.exchange import Traffic, TrafficWindow, exchange_cycles, geometry, mappings_from, receive_cycles
 from ipujax.runtime.graph import (
     NO_TILE,
     BlockShapes,

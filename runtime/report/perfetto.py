@@ -19,14 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.profile import (
-    TRACE_PHASES,
-    ExecutionTrace,
-    Figures,
-    TaskTrace,
-    phase_cycles_of_ipus,
-    slices,
-)
+from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, TaskTrace, phase_cycles_of_ipus, slices
 from ipujax.runtime.report.task_events import TASKS, task_arrows, task_slices, thread_of_tasks
 from ipujax.runtime.tensor import Origin
 

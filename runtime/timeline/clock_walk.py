@@ -19,17 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ipujax.runtime.graph import (
-    Block,
-    Branch,
-    Call,
-    Leaf,
-    Loop,
-    PipelineTask,
-    Program,
-    WriteUndef,
-    distinct,
-)
+from ipujax.runtime.graph import Block, Branch, Call, Leaf, Loop, PipelineTask, Program, WriteUndef, distinct
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep, StaticEffect, Sums, rows_of

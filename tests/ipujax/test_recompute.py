@@ -21,14 +21,7 @@ from ipujax.lowering.recomputation import Recomputation
 from ipujax.runtime.memory import fits
 from ipujax.runtime.options import RECOMPUTATIONS
 from tests.lowering.helpers import quick_jit
-from tests.lowering.recomputation.training_steps import (
-    accumulated,
-    array,
-    chain_of,
-    gelu_block,
-    trained,
-    weights,
-)
+from tests.lowering.recomputation.training_steps import accumulated, array, chain_of, gelu_block, trained, weights
 
 CODE_BYTES = 20 * 1024
 FIRST = BYTE_COSTS[0]

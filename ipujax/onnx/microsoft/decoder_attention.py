@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.microsoft.encoder_attention import (
-    MASKED,
-    as_heads,
-    attended,
-    multi_head_attention,
-    rotary,
-    summed,
-)
+from ipujax.onnx.microsoft.encoder_attention import MASKED, as_heads, attended, multi_head_attention, rotary, summed
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, static_integer
 from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, MaxSizes, data_dependent_size, is_static, operator

@@ -12,15 +12,7 @@ from jax import lax
 
 from ipujax.onnx.element_types import index_dtype, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import (
-    MAX_SIZE,
-    Array,
-    Static,
-    Value,
-    index_range,
-    integers,
-    refuse_outside,
-)
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Static, Value, index_range, integers, refuse_outside
 from ipujax.onnx.operators.window_attributes import PoolWindows, Windows, slide
 from ipujax.onnx.registry import is_static, operator
 

@@ -11,15 +11,7 @@ import numpy as np
 
 from ipujax.onnx.element_types import index_dtype, is_floating, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import (
-    Array,
-    Optional,
-    Static,
-    Value,
-    axis_of,
-    integers,
-    size_of,
-)
+from ipujax.onnx.operators.operand_types import Array, Optional, Static, Value, axis_of, integers, size_of
 from ipujax.onnx.registry import operator, register
 
 Axes = tuple[int, ...]

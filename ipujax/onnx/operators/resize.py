@@ -15,14 +15,7 @@ from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.images import cubic_kernel
-from ipujax.onnx.operators.operand_types import (
-    MAX_SIZE,
-    Array,
-    Static,
-    axes_of,
-    integers,
-    refuse_outside,
-)
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Static, axes_of, integers, refuse_outside
 from ipujax.onnx.registry import operator
 
 Floats = np.ndarray

@@ -10,15 +10,7 @@ from jax import lax
 
 from ipujax.onnx.budget import check_table
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype
-from ipujax.onnx.operators.operand_types import (
-    Array,
-    Optional,
-    Static,
-    Value,
-    axis_of,
-    integers,
-    numpy_for,
-)
+from ipujax.onnx.operators.operand_types import Array, Optional, Static, Value, axis_of, integers, numpy_for
 from ipujax.onnx.registry import operator, register
 
 

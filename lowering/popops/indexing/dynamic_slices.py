@@ -40,15 +40,7 @@ from ipujax.lowering.popops.indexing.before_writing import computed_before_writi
 from ipujax.lowering.popops.indexing.indexing_cycles import region_slice_cycles, slice_cycles, vectors
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import (
-    BYTE_COST_CYCLES,
-    BlockShapes,
-    Builder,
-    Codelet,
-    Copy,
-    Field,
-    Graph,
-)
+from ipujax.runtime.graph import BYTE_COST_CYCLES, BlockShapes, Builder, Codelet, Copy, Field, Graph
 from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 

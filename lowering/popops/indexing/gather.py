@@ -33,18 +33,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.kernel import Frozen, freeze, thawed
 from ipujax.lowering.popops.vertices.reducers import zero_bits
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    BlockShapes,
-    Builder,
-    Codelet,
-    Extras,
-    Field,
-    Graph,
-    block,
-    element,
-)
+from ipujax.runtime.graph import Access, Axis, BlockShapes, Builder, Codelet, Extras, Field, Graph, block, element
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, even_cuts, is_key_dtype
 

@@ -26,20 +26,8 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.layout import (
-    choose_cheapest,
-    map_by_plan,
-    map_like,
-    map_linearly,
-    weighted_cost,
-)
-from ipujax.lowering.layout.choose import (
-    choose,
-    cycles_in_place,
-    estimated_cycles,
-    grid_of,
-    source_of,
-)
+from ipujax.lowering.layout import choose_cheapest, map_by_plan, map_like, map_linearly, weighted_cost
+from ipujax.lowering.layout.choose import choose, cycles_in_place, estimated_cycles, grid_of, source_of
 from ipujax.lowering.layout.grid_cost import FieldUse, Source, Span, Work, spans
 from ipujax.lowering.layout.place import (
     along,
@@ -51,10 +39,7 @@ from ipujax.lowering.layout.place import (
 )
 from ipujax.lowering.popops.indexing.gather import has_few_lookups
 from ipujax.lowering.popops.indexing.scatter_cost import COMBINATIONS, INDICES_AND_UPDATES, MemoryAndCombinationCost
-from ipujax.lowering.popops.indexing.scatter_vertex import (
-    ScatterSpec as ScatterSpec,
-    scatter_codelet,
-)
+from ipujax.lowering.popops.indexing.scatter_vertex import ScatterSpec as ScatterSpec, scatter_codelet
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
@@ -62,16 +47,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.kernel import Op, freeze
 from ipujax.lowering.popops.vertices.reducers import neutral
 from ipujax.runtime.exchange import sync_cycles
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    Builder,
-    Codelet,
-    Copy,
-    Graph,
-    block,
-    element,
-)
+from ipujax.runtime.graph import Access, Axis, Builder, Codelet, Copy, Graph, block, element
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, even_cuts
 
 _MAX_STEPS = 1 << 11  # each is a superstep of the program, assumed: 3 ms to compile

@@ -45,16 +45,7 @@ from ipujax.lowering.popops.indexing.select_and_scatter import functions_of, sel
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import comparison_of
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    BlockShapes,
-    Builder,
-    Codelet,
-    Dim,
-    Field,
-    Term,
-)
+from ipujax.runtime.graph import Access, Axis, BlockShapes, Builder, Codelet, Dim, Field, Term
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 

@@ -42,15 +42,7 @@ from ipujax.lowering.popops.maps.emission import emit_or_replay
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.reduce import num_slots, partial_results, reduce
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.kernel import (
-    Frozen,
-    Input,
-    Kernel,
-    Op,
-    Reduction,
-    Step,
-    thawed,
-)
+from ipujax.lowering.popops.vertices.kernel import Frozen, Input, Kernel, Op, Reduction, Step, thawed
 from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Builder, Copy, Graph, Sequence as ProgramSequence

@@ -23,15 +23,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles, elementwise_parts
 from ipujax.lowering.popops.vertices.kernel import Frozen, freeze, thawed
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import (
-    Access,
-    BlockShapes,
-    Builder,
-    Codelet,
-    Dim,
-    Field,
-    Term,
-)
+from ipujax.runtime.graph import Access, BlockShapes, Builder, Codelet, Dim, Field, Term
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, dtype_name
 

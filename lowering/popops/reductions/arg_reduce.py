@@ -28,16 +28,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.emulation import emulation
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import receive_cycles, superstep
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    BlockShapes,
-    Builder,
-    Codelet,
-    Field,
-    block,
-    element,
-)
+from ipujax.runtime.graph import Access, Axis, BlockShapes, Builder, Codelet, Field, block, element
 from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, element_bytes, even_cuts
 

@@ -20,24 +20,8 @@ from ipujax.lowering.layout import cut_again, mapping_like
 from ipujax.lowering.popops.reductions.partials_cost import divide, grain, slots_after_stages, spread_blocks
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import reduce_codelet
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    Builder,
-    Dim,
-    Graph,
-    Term,
-    element,
-)
-from ipujax.runtime.tensor import (
-    Blocked,
-    Tensor,
-    TileMapping,
-    blocked_mapping,
-    even_cuts,
-    flat_mapping,
-    frozen,
-)
+from ipujax.runtime.graph import Access, Axis, Builder, Dim, Graph, Term, element
+from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
 
 
 class _StageGrid(NamedTuple):

@@ -18,14 +18,7 @@ import numpy as np
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange import (
-    copy_cycles,
-    receive_code_bytes,
-    receive_cycles,
-    row_of,
-    slow_copy_cycles,
-    superstep,
-)
+from ipujax.runtime.exchange import copy_cycles, receive_code_bytes, receive_cycles, row_of, slow_copy_cycles, superstep
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, frozen
 

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    Builder,
-    Codelet,
-    Execute,
-    VertexGroup,
-)
+from ipujax.runtime.graph import Access, Axis, Builder, Codelet, Execute, VertexGroup
 
 
 def add_vertices(

@@ -20,17 +20,7 @@ from jax import lax
 
 import ipujax as ipu
 from tests.ipujax.causes import planted_programs
-from tests.ipujax.causes.planted_programs import (
-    HOST,
-    MACHINE,
-    STATE,
-    TILES,
-    Planted,
-    array,
-    cycles,
-    layers,
-    planted,
-)
+from tests.ipujax.causes.planted_programs import HOST, MACHINE, STATE, TILES, Planted, array, cycles, layers, planted
 
 WIDTH = 256
 ON_FOUR: dict[str, Any] = {"num_ipus": 4, "replicas": 4}

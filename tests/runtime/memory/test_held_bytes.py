@@ -26,18 +26,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import leaf_costs
-from ipujax.runtime.graph import (
-    Branch,
-    Call,
-    Copy,
-    Decision,
-    Function,
-    Loop,
-    Program,
-    Repeat,
-    Sequence,
-    distinct,
-)
+from ipujax.runtime.graph import Branch, Call, Copy, Decision, Function, Loop, Program, Repeat, Sequence, distinct
 from ipujax.runtime.interpreter import interpreter
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.interpreter.tile_memory import Actor, TileMemory

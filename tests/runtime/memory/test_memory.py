@@ -23,12 +23,7 @@ from ipujax.runtime.graph.program import (
     StreamOut,
 )
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
-from ipujax.runtime.memory.always_live import (
-    CONTROL_BYTES_PER_STEP,
-    HOST_CODE_BYTES,
-    HOST_HEADER_BYTES,
-    STACK_BYTES,
-)
+from ipujax.runtime.memory.always_live import CONTROL_BYTES_PER_STEP, HOST_CODE_BYTES, HOST_HEADER_BYTES, STACK_BYTES
 from ipujax.runtime.memory.arena import unshared_bytes
 from ipujax.runtime.memory.report import CATEGORIES, memory_report
 from ipujax.runtime.options import Options

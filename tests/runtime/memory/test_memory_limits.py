@@ -16,12 +16,7 @@ from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
-from ipujax.runtime.memory.always_live import (
-    CONTROL_BYTES_PER_STEP,
-    HOST_CODE_BYTES,
-    HOST_HEADER_BYTES,
-    STACK_BYTES,
-)
+from ipujax.runtime.memory.always_live import CONTROL_BYTES_PER_STEP, HOST_CODE_BYTES, HOST_HEADER_BYTES, STACK_BYTES
 from ipujax.runtime.options import Options
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile

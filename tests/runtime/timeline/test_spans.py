@@ -9,12 +9,7 @@ from ipujax.runtime.compile import compile
 from ipujax.runtime.files.figure_records import data_of, field_type
 from ipujax.runtime.files.kinds import FieldError, Lengths
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.execution_trace import (
-    ExecutionTrace,
-    execution_trace,
-    phase_cycles_of_ipus,
-    slices,
-)
+from ipujax.runtime.profile.execution_trace import ExecutionTrace, execution_trace, phase_cycles_of_ipus, slices
 from ipujax.runtime.report import Profile
 from tests.runtime.profile.profile_helpers import looping, trained_program, two_ipus
 from tests.runtime.profile.test_reports import everything

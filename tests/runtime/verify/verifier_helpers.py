@@ -4,12 +4,7 @@ import numpy as np
 
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import (
-    Execute,
-    HostStream,
-    Sequence,
-    StreamIn,
-)
+from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import even_cuts, linear
