@@ -26,7 +26,7 @@ ITERATIONS = 64
 SIZES = (4096, 65536, 131072)
 LOOKED_UP = 1.5  # × a look-up by an index vector
 LARGEST = 1.25  # × the smallest buffer
-LARGEST_SWAPPED = 1.3  # measured 1.26: a look-up in the smallest receives less, and a swap has two
+LARGEST_SWAPPED = 1.35  # measured 1.31: a look-up in the smallest receives less, and a swap has two
 
 Body = Callable[[Any, Any], Any]
 
