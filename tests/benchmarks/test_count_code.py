@@ -13,7 +13,9 @@ SOURCE = '''"""A docstring
 of three lines."""
 
 import os
-from a import b
+from a import (
+    b,
+)
 
 # a comment
 
