@@ -142,7 +142,7 @@ def test_carried_state_goes_from_micro_batch_to_micro_batch() -> None:
         grads = [*grads, grad]
     total = (sum(losses) / 4, {"state": expected}), jax.tree.map(lambda *g: sum(g) / 4, *grads)
     close(ipu.jit(run, device=DEVICE)(PARAMS, state, BATCH), total)
-    check(run, PARAMS, state, BATCH, tiles=(7,), rtol=1e-6, split_rtol=1e-5, split_atol=1e-7)
+    check(run, PARAMS, state, BATCH, tiles=(7,), rtol=1e-6, atol=1e-8, split_rtol=1e-5, split_atol=1e-7)
 
 
 @pytest.mark.parametrize("stages", [1, 2])
