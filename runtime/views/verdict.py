@@ -101,7 +101,7 @@ class Verdict:
         causes: those that a change removes, at most three, most first; without those that count by half, and without
             waits that are not of a schedule.
         gains: cycles that a remedy against each of them saves at most, no more than those that vanish without it.
-        remedies: what to try against each of them; not tried.
+        remedies: changes to try against each of them; not tried.
         bound: the least cycles of any plan, and how much of the run is beyond.
     """
 
@@ -153,7 +153,7 @@ def _is_of_schedule(waits: Cause, profile: Figures) -> bool:
 
 
 def remedy(cause: Cause, profile: Figures) -> str:
-    """Return what to try against a cause, by what has most of its cycles."""
+    """Return the remedies against a cause, by the operation or transfer that has most of its cycles."""
     text = _remedy_of_host(cause, profile) if cause.name == HOST else _REMEDIES.get(cause.name, "")
     if cause.name == SLOW_PATHS and profile.slow_paths:
         text += f" ({'; '.join(dict.fromkeys(str(each.reason) for each in profile.slow_paths))})"
@@ -230,7 +230,7 @@ def _tile_balance(origin: Origin, profile: Figures) -> float:
 
 
 def tried_changes(profile: Figures) -> list[tuple[str, str]]:
-    """Return the changes that `ipu.advise` has compiled, each with what it saves or why it cannot be compiled."""
+    """Return the changes that `ipu.advise` has compiled, each with its saving or the reason why it fails."""
     total = profile.cycles
     rows = []
     for row in profile.advice:
@@ -269,7 +269,7 @@ def _sentence(cause: Cause | None, is_promising: bool, profile: Figures) -> str:
 
 
 def _effect(cause: Cause, profile: Figures) -> str:
-    """Say what a run takes without a cause, and under which condition."""
+    """Return the sentence on the cycles of a run without a cause, and on their condition."""
     total = profile.cycles
     remaining = f"{total - _gain(cause, profile):,} of {total:,} cycles"
     if _may_overlap(cause, profile):
@@ -282,7 +282,7 @@ def _effect(cause: Cause, profile: Figures) -> str:
 
 
 def _reduction(cause: Cause, profile: Figures) -> str:
-    """Say what makes a cause smaller that no change removes."""
+    """Return the sentence on changes that make a cause smaller where none removes it."""
     if cause.name != WAITS:
         why, way = _REDUCTIONS[cause.name]
         ways = [*([] if _is_in_half(cause, profile) else ["float16"]), *filter(None, [way])]
@@ -295,7 +295,7 @@ def _reduction(cause: Cause, profile: Figures) -> str:
 
 
 def _is_in_half(cause: Cause, profile: Figures) -> bool:
-    """Return whether what computes most at the line of a cause does so in half precision already."""
+    """Return whether the costliest operation at the line of a cause computes in half precision already."""
     computing = [row for row in operation_rows(profile) if row.line == str(cause.origin) and row.flops]
     return bool(computing) and computing[0].precision == "float16"
 
