@@ -288,7 +288,8 @@ class Walk:
     def _identity(self, nodes: Iterable[Program], task_ipu: int | None = None) -> tuple[tuple[int, ...], Clocks]:
         """Return the rows of the steps of nodes, and clocks of which each is a column of the identity."""
         # Parts that take no time run too, and count: on one clock.
-        rows = tuple(sorted({task_ipu or 0}.union(*map(rows_of, map(self.steps.get, nodes)))))
+        stepped = (node.loop if isinstance(node, LoopTest) else node for node in nodes)  # its decision is the loop's
+        rows = tuple(sorted({task_ipu or 0}.union(*map(rows_of, map(self.steps.get, stepped)))))
         state = maxplus.identity(self.num_ipus + self.slots)[:, rows]
         return rows, Clocks(state, Sums.none(self.num_ipus), task_ipu=task_ipu)
 
