@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ from ipujax.runtime.graph.program import (
     Function,
     HostStream,
     If,
+    PipelineLayout,
+    PipelineTask,
     RemoteIn,
     RemoteOut,
     Repeat,
@@ -451,6 +455,31 @@ def test_recorded_loops_of_static_bodies_inside_others_are_jumped_over():
     actual = run(Repeat(3, loop), steps, recording={loop: [1, 10**9, 0]})
     assert actual.cycles == 3 * 4 + 14 * (1 + 10**9)
     assert actual.executions[loop] == 3 + 1 + 10**9
+
+
+@pytest.mark.parametrize("has_tasks", [False, True])
+def test_every_run_has_the_part_of_its_call(has_tasks: bool) -> None:
+    """Origins that differ in parts alone are equal, and a call is a block: both have led runs to another part."""
+    loop, steps = loop_with()
+    solver = Function(loop)
+    task = PipelineTask(PipelineLayout("model", "gpipe", (0,), 4, ((0, "forward"),), ()), 0, "forward")
+    call_of_part = {part: Call(solver, Origin("model.py:1 (f)", part=part)) for part in ("forward", "backward")}
+    stage = leaf("stage")
+    steps[stage] = local(1, 0, 0)
+    task_call = Call(Function(stage), Origin("model.py:2 (f)", part="recomputed"), task)
+    program = Repeat(4, Sequence(*call_of_part.values(), task_call))
+    walk = Walk.of(program, steps, NUM_IPUS, recording={loop: [1] * 8})
+    clocks = walk.clocks_at_start()
+    deque(replace(walk, has_tasks=has_tasks).run(clocks), maxlen=0)
+    assert {part: clocks.sums.runs[part, loop.body] for part in call_of_part} == {"forward": 4, "backward": 4}
+    assert clocks.sums.runs == Counter(
+        {
+            (part, node): 4 * runs
+            for part in call_of_part
+            for node, runs in ((loop.body, 1), (loop, 2), (loop.condition, 2))
+        }
+        | {("recomputed", stage): 4}
+    )
 
 
 def test_phases_are_kept_apart():
