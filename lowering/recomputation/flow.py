@@ -59,13 +59,16 @@ class DataFlow:
 
     @staticmethod
     def is_view(eqn: JaxprEqn) -> bool:
-        """True if an equation only views its operand, the one variable that it reads."""
-        return record_of(eqn).cost in ("view", "part") and len(variables_read(eqn)) == 1
+        """True if an equation only views the one variable that it reads, or a constant."""
+        return record_of(eqn).cost in ("view", "part") and len(variables_read(eqn)) <= 1
 
     def forward_value(self, atom: Atom) -> Var | None:
-        """The forward value that a variable is or views; None for others, as an argument or a gradient."""
+        """The forward value that a variable is or views; None for others, as an argument, a constant or a gradient."""
         while not isinstance(atom, Literal) and atom in self.views:
-            (atom,) = variables_read(self.views[atom])
+            operands = variables_read(self.views[atom])
+            if not operands:  # equal layers share a constant, whose step says nothing about those of its readers
+                return None
+            (atom,) = operands
         return atom if isinstance(atom, Var) and atom in self.definition else None
 
     def forward_values(self, atoms: Sequence[Atom]) -> list[Var]:
