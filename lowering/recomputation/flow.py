@@ -38,7 +38,7 @@ class DataFlow:
         self.forward = forward
         self.backward = backward
         self.external = external
-        self.views: dict[Var, JaxprEqn] = {}  # variable that only views a value or a constant → the equation that views it
+        self.views: dict[Var, JaxprEqn] = {}  # view of a value or a constant → the equation that views it
         self.definition: dict[Var, int] = {}  # value → number of the forward equation that computes it
         self.last_use: dict[Var, int] = {}  # last forward equation that reads a value, its definition if none does
         for index, eqn in enumerate(forward):
