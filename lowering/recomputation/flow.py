@@ -38,11 +38,11 @@ class DataFlow:
         self.forward = forward
         self.backward = backward
         self.external = external
-        self.views: dict[Var, JaxprEqn] = {}  # variable that only views a value → the equation that views it
+        self.views: dict[Var, JaxprEqn] = {}  # view of a value or a constant → the equation that views it
         self.definition: dict[Var, int] = {}  # value → number of the forward equation that computes it
         self.last_use: dict[Var, int] = {}  # last forward equation that reads a value, its definition if none does
         for index, eqn in enumerate(forward):
-            if self.is_view(eqn):
+            if self.is_view(eqn) or _is_constant(eqn):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
             else:
                 self.last_use.update((var, index) for var in self.forward_values(eqn.invars))
@@ -63,9 +63,12 @@ class DataFlow:
         return record_of(eqn).cost in ("view", "part") and len(variables_read(eqn)) == 1
 
     def forward_value(self, atom: Atom) -> Var | None:
-        """The forward value that a variable is or views; None for others, as an argument or a gradient."""
+        """The forward value that a variable is or views; None for others, as an argument, a constant or a gradient."""
         while not isinstance(atom, Literal) and atom in self.views:
-            (atom,) = variables_read(self.views[atom])
+            operands = variables_read(self.views[atom])
+            if not operands:  # equal layers share a constant, whose step says nothing about those of its readers
+                return None
+            (atom,) = operands
         return atom if isinstance(atom, Var) and atom in self.definition else None
 
     def forward_values(self, atoms: Sequence[Atom]) -> list[Var]:
@@ -102,6 +105,11 @@ class DataFlow:
                     original_of.update(zip(eqn.outvars, outvars, strict=True))
                     repeated.update(var for var in outvars if var in self.definition)
         return repeated - self.fixed
+
+
+def _is_constant(eqn: JaxprEqn) -> bool:
+    """True if an equation only views a literal."""
+    return record_of(eqn).cost in ("view", "part") and not variables_read(eqn)
 
 
 def _is_saved_by_policy(eqn: JaxprEqn) -> bool:

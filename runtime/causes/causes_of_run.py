@@ -34,7 +34,7 @@ from ipujax.runtime.causes.removals import (
 )
 from ipujax.runtime.causes.variants import Run, is_beside
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.files.kinds import Integer
+from ipujax.runtime.files.kinds import Integer, Text
 from ipujax.runtime.graph import HOST_LATENCY, Leaf, Program
 from ipujax.runtime.tensor import OF_CALLER, Origin, compose
 from ipujax.runtime.timeline import SYNC, Recording
@@ -57,7 +57,7 @@ class Cause:
         origin: line, layer and part of the step that has most of them; `Origin()` of a cause that no step has.
     """
 
-    name: str
+    name: Annotated[str, Text((*CAUSES, COMPUTATION))]
     cycles: _Change
     alone_cycles: _Change
     least_cycles: _Change

@@ -80,7 +80,7 @@ class Walk:
     has_tasks: bool = False
     costliest: dict[Program, int] = field(default_factory=dict)
     _matrices: dict[Program, np.ndarray] = field(default_factory=dict)
-    _effects: dict[PipelineTask, StaticEffect] = field(default_factory=dict)
+    _effects: dict[tuple[PipelineTask, str], StaticEffect] = field(default_factory=dict)
     _tests: dict[Loop, LoopTest] = field(default_factory=dict)
     _runs: RecordedRuns = field(default_factory=RecordedRuns)
 
@@ -115,12 +115,14 @@ class Walk:
         match program:
             case Leaf():  # first: most nodes are
                 yield self._run_leaf(program, clocks, times, caller)
-            case Call() if self.has_tasks and program.task is not None and clocks.task_ipu is None:
-                yield self._run_task(program, program.task, clocks, times, caller)
-            case Call(function, origin):
+            case Call(function, origin, task):
                 # As `profile.attribution` sees calls.
-                caller = compose(caller, origin) if origin != OUTSIDE else caller
-                yield from self.visit(function.body, clocks, times, caller)
+                inside = compose(caller, origin) if origin != OUTSIDE else caller
+                if self.has_tasks and task is not None and clocks.task_ipu is None:
+                    sums, start, end = self._run_task(program, task, clocks, times, inside)
+                    yield TimelineStep(program, (task.ipu,), (start,), (end,), caller=caller, times=times, sums=sums)
+                else:
+                    yield from self.visit(function.body, clocks, times, inside)
             case Block():
                 for child in program.children():
                     yield from self.visit(child, clocks, times, caller)
@@ -251,24 +253,26 @@ class Walk:
 
     # --- tasks ---
 
-    def _run_task(self, call: Call, task: PipelineTask, clocks: Clocks, times: int, caller: Origin) -> TimelineStep:
-        """Run a task as one step."""
+    def _run_task(
+        self, call: Call, task: PipelineTask, clocks: Clocks, times: int, inside: Origin
+    ) -> tuple[Sums, int, int]:
+        """Run a task as one step; return its sums, and when its work begins and ends. `inside`: as its body sees it."""
         ipu = task.ipu
         if self.control.is_recorded(call):
             before = clocks.state[ipu].copy()
             inner = replace(clocks, sums=Sums.none(self.num_ipus), task_ipu=ipu)
-            _run_all(self._at_once().visit(call.function.body, inner, times, caller))
+            _run_all(self._at_once().visit(call.function.body, inner, times, inside))
             sums = inner.sums
             begin = before if inner.begin is None else inner.begin
         else:
-            if task not in self._effects:
-                self._effects[task] = self.effect_of((call.function.body,), caller, ipu)
-            effect = self._effects[task]
+            key = task, inside.part
+            if key not in self._effects:
+                self._effects[key] = self.effect_of((call.function.body,), inside, ipu)
+            effect = self._effects[key]
             sums = effect.sums.times(times)
             begin = effect.apply_task(clocks.state)
         clocks.sums.add(sums)
-        end = int(clocks.state[ipu, 0])
-        return TimelineStep(call, (ipu,), (int(begin[0]),), (end,), caller=caller, times=times, sums=sums)
+        return sums, int(begin[0]), int(clocks.state[ipu, 0])
 
     def effect_of(self, parts: tuple[Program, ...], caller: Origin, task_ipu: int | None = None) -> StaticEffect:
         """Run parts with static control, in order, on the identity of the rows of their steps."""
@@ -288,7 +292,8 @@ class Walk:
     def _identity(self, nodes: Iterable[Program], task_ipu: int | None = None) -> tuple[tuple[int, ...], Clocks]:
         """Return the rows of the steps of nodes, and clocks of which each is a column of the identity."""
         # Parts that take no time run too, and count: on one clock.
-        rows = tuple(sorted({task_ipu or 0}.union(*map(rows_of, map(self.steps.get, nodes)))))
+        stepped = (node.loop if isinstance(node, LoopTest) else node for node in nodes)  # its decision is the loop's
+        rows = tuple(sorted({task_ipu or 0}.union(*map(rows_of, map(self.steps.get, stepped)))))
         state = maxplus.identity(self.num_ipus + self.slots)[:, rows]
         return rows, Clocks(state, Sums.none(self.num_ipus), task_ipu=task_ipu)
 

@@ -88,12 +88,15 @@ _EffectList = list[tuple[_Effect, int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRuns:
-    """Effects of runs of the parts of a program, kept by what was decided."""
+    """Effects of runs of the parts of a program, kept by what was decided, and by the part of the step that calls them.
+
+    Sums differ by the caller's part (`clocks.Runs`), which the equality of origins leaves out.
+    """
 
     _runs: dict[_Parts, _Run] = field(default_factory=dict)  # parts before those that they are parts of
-    _static: dict[tuple[tuple[Program, ...], Origin], StaticEffect] = field(default_factory=dict)
-    _decisions: dict[tuple[Program, Origin], StaticEffect] = field(default_factory=dict)
-    _segments: dict[tuple[Block, Origin], tuple[StaticEffect | Program, ...]] = field(default_factory=dict)
+    _static: dict[tuple[tuple[Program, ...], str], StaticEffect] = field(default_factory=dict)
+    _decisions: dict[tuple[Program, str], StaticEffect] = field(default_factory=dict)
+    _segments: dict[tuple[Block, str], tuple[StaticEffect | Program, ...]] = field(default_factory=dict)
 
     def advance(self, walk: Walk, parts: tuple[Program, ...], count: int, clocks: Clocks, caller: Origin) -> Sums:
         """Advance clocks over `count` runs of parts, in order; return the sums over them, which are not added."""
@@ -126,25 +129,25 @@ class RecordedRuns:
 
     def static(self, walk: Walk, parts: tuple[Program, ...], caller: Origin) -> StaticEffect:
         """Return the effect of parts without recorded control, in order."""
-        if (parts, caller) not in self._static:
-            self._static[parts, caller] = walk.effect_of(parts, caller)
-        return self._static[parts, caller]
+        if (parts, caller.part) not in self._static:
+            self._static[parts, caller.part] = walk.effect_of(parts, caller)
+        return self._static[parts, caller.part]
 
     def decision(self, walk: Walk, node: Program, caller: Origin) -> StaticEffect:
         """Return the effect of the decision of a loop or branch alone."""
-        if (node, caller) not in self._decisions:
-            self._decisions[node, caller] = walk.effect_of_leaf(node, caller)
-        return self._decisions[node, caller]
+        if (node, caller.part) not in self._decisions:
+            self._decisions[node, caller.part] = walk.effect_of_leaf(node, caller)
+        return self._decisions[node, caller.part]
 
     def segments(self, walk: Walk, block: Block, caller: Origin) -> tuple[StaticEffect | Program, ...]:
         """Return the parts of a block: those with recorded control, and effects of what is between them."""
-        if (block, caller) not in self._segments:
+        if (block, caller.part) not in self._segments:
             segments: list[StaticEffect | Program] = []
             for is_recorded, group in groupby(block.children(), walk.control.is_recorded):
                 parts = tuple(group)
                 segments += parts if is_recorded else (self.static(walk, parts, caller),)
-            self._segments[block, caller] = tuple(segments)
-        return self._segments[block, caller]
+            self._segments[block, caller.part] = tuple(segments)
+        return self._segments[block, caller.part]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,12 +178,12 @@ class _Reader:
             _append(effects, self.runs.static(walk, (part,), caller))
             return
         match part:
+            case Call(function, origin):  # before blocks, of which it is one
+                self._read(function.body, compose(caller, origin) if origin != OUTSIDE else caller, effects)
             case Block():
                 for segment in self.runs.segments(walk, part, caller):
                     effect = self._effect_of((segment,), caller) if isinstance(segment, Program) else segment
                     _append(effects, effect)
-            case Call(function, origin):
-                self._read(function.body, compose(caller, origin) if origin != OUTSIDE else caller, effects)
             case Loop(test=condition):
                 test = () if condition is None else (walk.test_of(part, condition),)
                 for each in test:

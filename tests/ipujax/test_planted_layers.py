@@ -191,8 +191,8 @@ def test_the_slow_block_of_twelve_is_named(framework: str, slow: int, tmp_path: 
     names = {part for row in profile.layers for part in row.layer.split("/")}
     assert names >= {name(n) for n in range(LAYERS)}  # layers of one line are rows of their own
     screen = first_screen_of_text(profile)
-    actual = re.search(r"(\S+) takes [\d.]+ times the median of the 12 layers of its kind", screen)
-    assert actual is not None and actual[1].split("/")[-1] == name(slow), screen
+    actual = re.search(r"(\S+) takes [\d.]+ times the median of the \d+ layers of its kind", screen)
+    assert actual is not None and name(slow) in actual[1].split("/"), screen  # the block, or its layer that is why
     check_named(profile, actual[0], tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_optimisers_are_those_of_optax(ours: models.Optimizer, theirs: optax.Gra
 def test_attention_is_that_of_flax() -> None:
     p = network_layers.block_init(jax.random.key(0), 8)
     x = jax.random.normal(jax.random.key(1), (2, 5, 8))
-    q, k, v = (part.reshape(8, 2, 4) for part in jnp.split(p["qkv"]["w"], 3, 1))
+    q, k, v = jnp.moveaxis(p["qkv"]["w"].reshape(8, 2, 3, 4), 2, 0)  # those of a head are side by side
     theirs = nn.MultiHeadDotProductAttention(num_heads=2)
     no_bias = jnp.zeros((2, 4))
     variables = {

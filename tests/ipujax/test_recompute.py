@@ -91,7 +91,7 @@ def assert_close(got: Any, expected: Any) -> None:
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
-FITTED = {"residual": 0.9, "dropout": 0.9, "checkpoint": 0.9, "micro-batches": 0.95}
+FITTED = {"residual": 0.9, "dropout": 0.9, "checkpoint": 0.92, "micro-batches": 0.95}
 
 
 @pytest.mark.parametrize("name", FITTED)
@@ -209,7 +209,7 @@ def test_drops_a_byte_cost_that_frees_nothing() -> None:
     """Otherwise recomputation would cost more at that cost per byte, too."""
     fun = trained(chain_of(gelu_block))
     args = ([array(16, 16, seed=n) for n in range(4)], array(1024, 16))
-    room = int(0.8 * bytes_of(compiled(fun, args, "none", byte_cost=FIRST).profile))
+    room = int(0.7 * bytes_of(compiled(fun, args, "none", byte_cost=FIRST).profile))
     free = compiled(fun, args, "auto", room).profile
     fixed = compiled(fun, args, "auto", room, byte_cost=FIRST).profile
     assert len(free.byte_costs) > 1 and free.byte_cost == FIRST
@@ -347,7 +347,7 @@ def test_recomputes_nothing_where_a_higher_byte_cost_fits_in_fewer_cycles() -> N
             x = swing(x @ w)
         return x.mean()
 
-    device = ipu.IPUModel(tiles_per_ipu=16, bytes_per_tile=22_300, interleaved_offset_bytes=22_300)
+    device = ipu.IPUModel(tiles_per_ipu=16, bytes_per_tile=21_000, interleaved_offset_bytes=21_000)
     args = [np.zeros((32, 32), np.float32)] * 4, np.zeros((64, 32), np.float32)
     none, auto = (
         ipu.jit(jax.value_and_grad(loss), device=device, options=ipu.Options(recompute=mode)).lower(*args).compile()

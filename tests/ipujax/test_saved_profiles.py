@@ -153,6 +153,7 @@ FIELDS = {
     "no runs": ("memory.shared_bytes", "0*8 ", r"memory.shared_bytes (.|\n)*runs of numbers, such as 7 0\*1471"),
     "a run of nothing": ("memory.shared_bytes", "0*8 1*0", r"memory.shared_bytes (.|\n)*runs of numbers"),
     "too many tiles": ("memory.shared_bytes", "0*999999999 0*999999999", r"memory.shared_bytes (.|\n)*8 elements"),
+    "a cause": ("run.causes.0.name", "x", r"run.causes\[0\].name is damaged(.|\n)*one of (.|\n)*computation"),
     "a machine": ("target.sync_pattern", "none at all", r"target.sync_pattern (.|\n)*one of single_pipeline"),
     "too large": ("target.bytes_per_tile", 1 << 53, r"target.bytes_per_tile (.|\n)*to 9,007,199,254,740,991"),
     "a dtype": ("target.native_dtypes", ["float33"], r"target is damaged(.|\n)*native_dtypes cannot be"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ from ipujax.runtime.graph.program import (
     Function,
     HostStream,
     If,
+    PipelineLayout,
+    PipelineTask,
     RemoteIn,
     RemoteOut,
     Repeat,
@@ -122,6 +126,13 @@ class Choice(NamedTuple):
     otherwise: object
 
 
+class Solver(NamedTuple):
+    """Shape of a loop whose trip count is data."""
+
+    test: object
+    body: object
+
+
 def programs(depth=3, choices=False):
     if depth == 0:
         return st.just(None)
@@ -130,7 +141,7 @@ def programs(depth=3, choices=False):
         st.just(None),
         st.lists(inner, min_size=1, max_size=3),
         st.tuples(st.integers(0, 9), inner),
-        *([st.builds(Choice, inner, inner)] if choices else ()),
+        *([st.builds(Choice, inner, inner), st.builds(Solver, inner, inner)] if choices else ()),
     )
 
 
@@ -138,6 +149,11 @@ def build(shape, draw, steps):
     """A program from a shape (None is a leaf, a list a sequence, a pair a loop) with a drawn step for each leaf."""
     if isinstance(shape, Choice):
         node = If(FLAG, *(build(part, draw, steps) for part in shape))
+        steps[node] = draw(clock_steps())
+        return node
+    if isinstance(shape, Solver):
+        test, body = (build(part, draw, steps) for part in shape)
+        node = RepeatWhile(test, FLAG, body, NOWHERE)
         steps[node] = draw(clock_steps())
         return node
     if shape is None:
@@ -149,33 +165,50 @@ def build(shape, draw, steps):
     return Repeat(shape[0], build(shape[1], draw, steps))
 
 
+def run_step(step, clocks, done):
+    """The living definition of a step: one IPU after the other, in plain integers."""
+    for i, slot in step.awaits:
+        clocks[i] = max(clocks[i], clocks[slot])
+    for group in step.barriers:
+        met = max(clocks[i] for i in group)
+        for i in group:
+            clocks[i] = met
+    for i in step.senders if step.fills else ():
+        clocks[i] = max([clocks[i], *(clocks[slot] for slot in step.fills)])
+    for i in range(NUM_IPUS):
+        clocks[i] += int(step.work[i].sum())
+        done[i] += step.work[i]
+    for slot in step.frees:
+        clocks[slot] = max([clocks[slot], *(clocks[i] for i in step.senders or step.ipus)])
+    for slot, senders in step.delivers:
+        clocks[slot] = max([clocks[slot], *(clocks[i] for i in senders)])
+
+
 def iterate(program, steps, clocks, done, choose=None):
-    """The living definition: every iteration, one IPU after the other, in plain integers."""
-    if isinstance(program, Repeat):
-        for _ in range(program.count):
-            iterate(program.body, steps, clocks, done, choose)
-    elif isinstance(program, Sequence):
-        for child in program.children():
-            iterate(child, steps, clocks, done, choose)
-    else:
-        step = steps[program]
-        for i, slot in step.awaits:
-            clocks[i] = max(clocks[i], clocks[slot])
-        for group in step.barriers:
-            met = max(clocks[i] for i in group)
-            for i in group:
-                clocks[i] = met
-        for i in step.senders if step.fills else ():
-            clocks[i] = max([clocks[i], *(clocks[slot] for slot in step.fills)])
-        for i in range(NUM_IPUS):
-            clocks[i] += int(step.work[i].sum())
-            done[i] += step.work[i]
-        for slot in step.frees:
-            clocks[slot] = max([clocks[slot], *(clocks[i] for i in step.senders or step.ipus)])
-        for slot, senders in step.delivers:
-            clocks[slot] = max([clocks[slot], *(clocks[i] for i in senders)])
-        if isinstance(program, If):
-            iterate(program.children()[0 if choose(program) else 1], steps, clocks, done, choose)
+    """The living definition of a program: every iteration."""
+
+    def visit(node):
+        match node:
+            case Repeat(count, body):
+                for _ in range(count):
+                    visit(body)
+            case Sequence():
+                for child in node.children():
+                    visit(child)
+            case If():
+                run_step(steps[node], clocks, done)
+                visit(node.children()[0 if choose(node, 1) else 1])
+            case RepeatWhile():
+                trips = choose(node, 3)
+                for trip in range(trips + 1):
+                    visit(node.condition)
+                    run_step(steps[node], clocks, done)
+                    if trip < trips:
+                        visit(node.body)
+            case _:
+                run_step(steps[node], clocks, done)
+
+    visit(program)
 
 
 @settings(max_examples=75)
@@ -183,10 +216,10 @@ def iterate(program, steps, clocks, done, choose=None):
 def test_recorded_control_equals_iterating(shape, random, data):
     steps = {}
     program = build((3, shape), data.draw, steps)
-    recording = {node: [] for node in steps if isinstance(node, If)}
+    recording = {node: [] for node in steps if isinstance(node, If | RepeatWhile)}
 
-    def choose(node):
-        recording[node].append(random.randint(0, 1))
+    def choose(node, most):
+        recording[node].append(random.randint(0, most))
         return recording[node][-1]
 
     clocks = [0] * (NUM_IPUS + SLOTS)
@@ -195,7 +228,8 @@ def test_recorded_control_equals_iterating(shape, random, data):
     actual = run(program, steps, slots=SLOTS, recording=recording)
     assert actual.clocks.tolist() == clocks[:NUM_IPUS]
     np.testing.assert_array_equal(actual.work, done)
-    assert {node: actual.executions.get(node, 0) for node in recording} == {n: len(c) for n, c in recording.items()}
+    runs = {n: len(c) + (sum(c) if isinstance(n, RepeatWhile) else 0) for n, c in recording.items()}
+    assert {node: actual.executions.get(node, 0) for node in recording} == runs
 
 
 @settings(max_examples=75)
@@ -421,6 +455,31 @@ def test_recorded_loops_of_static_bodies_inside_others_are_jumped_over():
     actual = run(Repeat(3, loop), steps, recording={loop: [1, 10**9, 0]})
     assert actual.cycles == 3 * 4 + 14 * (1 + 10**9)
     assert actual.executions[loop] == 3 + 1 + 10**9
+
+
+@pytest.mark.parametrize("has_tasks", [False, True])
+def test_every_run_has_the_part_of_its_call(has_tasks: bool) -> None:
+    """Origins that differ in parts alone are equal, and a call is a block: both have led runs to another part."""
+    loop, steps = loop_with()
+    solver = Function(loop)
+    task = PipelineTask(PipelineLayout("model", "gpipe", (0,), 4, ((0, "forward"),), ()), 0, "forward")
+    call_of_part = {part: Call(solver, Origin("model.py:1 (f)", part=part)) for part in ("forward", "backward")}
+    stage = leaf("stage")
+    steps[stage] = local(1, 0, 0)
+    task_call = Call(Function(stage), Origin("model.py:2 (f)", part="recomputed"), task)
+    program = Repeat(4, Sequence(*call_of_part.values(), task_call))
+    walk = Walk.of(program, steps, NUM_IPUS, recording={loop: [1] * 8})
+    clocks = walk.clocks_at_start()
+    deque(replace(walk, has_tasks=has_tasks).run(clocks), maxlen=0)
+    assert {part: clocks.sums.runs[part, loop.body] for part in call_of_part} == {"forward": 4, "backward": 4}
+    assert clocks.sums.runs == Counter(
+        {
+            (part, node): 4 * runs
+            for part in call_of_part
+            for node, runs in ((loop.body, 1), (loop, 2), (loop.condition, 2))
+        }
+        | {("recomputed", stage): 4}
+    )
 
 
 def test_phases_are_kept_apart():
