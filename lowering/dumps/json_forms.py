@@ -219,6 +219,7 @@ class TileMap(dict[str, Any]):
     """Tile map as a dict of JSON values; a short `repr` for consoles, all of it as `str`."""
 
     def __repr__(self) -> str:
+        """Return a summary for a session, in place of all entries: the number of variables, and the widest one."""
         rows = self["variables"]
         longest = max(rows, key=lambda row: len(row["tiles"]), default=None)
         widest = f", the widest, {longest['name']!r}, on {len(longest['tiles']):,}" if longest else ""
