@@ -39,7 +39,9 @@ class Digit:
 
 
 def view_digits(tensor: Tensor) -> tuple[tuple[Digit, ...], ...] | None:
-    """Digits of each dimension of a view, outermost first; None if they are not all of one variable's elements."""
+    """Digits of each dimension of a view, outermost first: its index is a number in mixed radix, and each digit of it
+    runs along one dimension of the variable. None if the view has not each element of one variable once.
+    """
     affine = tensor.affine
     if affine is None or tensor.size != affine.variable.size:
         return None
