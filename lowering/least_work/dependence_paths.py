@@ -221,7 +221,10 @@ def _first(operands: Sequence[_Value]) -> _Value:
 
 
 def _joined(operands: Sequence[_Value]) -> _Value:
-    """Return when the first part of a joined value is ready; elements of its parts may be computed from the same."""
+    """Return when the first element of a joined value, such as a concatenation, is ready: the first of any part.
+
+    None where nothing is known. Parts may be computed from one element, so that its cycles count once for all of them.
+    """
     first = _first(operands)
     values = [operand for operand in operands if operand is not None]
     if first is None:
