@@ -34,7 +34,11 @@ def batch_transfers(eqns: Iterable[JaxprEqn], max_batch_bytes: int) -> list[Jaxp
 
 
 def in_batches(eqns: Iterable[JaxprEqn], max_batch_bytes: int, ipu: int = 0, step: int | None = None) -> list[Batch]:
-    """The equations of an IPU, in one step of phases or (None) without phases, in batches of loads and stores."""
+    """Divides equations of an IPU into batches: equations whose loads run together at the begin, and stores at the end.
+
+    Moves that follow each other share the latency of streaming memory. `step` is that of their phase, None without
+    phases; a batch loads, and stores, about `max_batch_bytes`.
+    """
     batches = [Batch(max_batch_bytes, ipu, step)]
     for eqn in eqns:
         if not batches[-1].can_add(eqn):
@@ -61,9 +65,9 @@ class Batch:
         self.ipu = ipu
         self.step = step
         self._max_batch_bytes = max_batch_bytes
-        self.early: list[JaxprEqn] = []
+        self.early: list[JaxprEqn] = []  # equations before the first load
         self.loads: list[JaxprEqn] = []
-        self.between: list[JaxprEqn] = []
+        self.between: list[JaxprEqn] = []  # equations after the first load
         self.stores: list[JaxprEqn] = []
         self._stored = set[Var]()  # buffers that the batch stores to: each before the store, and after it
         self._loaded_bytes = 0
@@ -83,7 +87,7 @@ class Batch:
         return self._loaded_bytes + moved_bytes(eqn) <= self._max_batch_bytes and not is_defined_between
 
     def add(self, eqn: JaxprEqn) -> None:
-        """Adds the next equation."""
+        """Adds the next equation: to the loads, to the stores, or to the equations before or between them."""
         if eqn.primitive is remote_load_p:
             self.loads.append(eqn)
             self._loaded_bytes += moved_bytes(eqn)
@@ -101,7 +105,11 @@ class Batch:
 
 
 def overlapped(batches: Sequence[Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
-    """The equations of all batches, moved by the I/O tiles of their IPUs."""
+    """The equations of all batches in order, with values moved by I/O tiles beside the computation of earlier batches.
+
+    A load is a fetch to I/O tiles, some batches ahead, and a take from there; a store is handed to them, and waited for
+    as late as their room allows.
+    """
     eqns: list[JaxprEqn] = []
     unfinished: dict[int, list[JaxprEqn]] = {}  # by IPU, waits for stores, the oldest first
     for batch, moves in zip(batches, _moves_of_batches(batches, io_tiles), strict=True):

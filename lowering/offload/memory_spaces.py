@@ -67,6 +67,7 @@ class _MemorySpaceRewrite:
     """
 
     def __init__(self, jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> None:
+        """Begins the new jaxpr: inputs and constants that the old one has on the host get variables on the device."""
         self._original = jaxpr
         self._rewrite_inner = rewrite_inner
         self._new_value: dict[Var, Atom] = {}  # in the new jaxpr, of values whose variable changes
