@@ -82,7 +82,10 @@ def results_of(blocks: Blocks) -> list[Any]:
 
 
 def _rows_read(blocks: Blocks) -> list[Any]:
-    """Each device reads its own rows, and 0 for others: partial sums, which the caller adds up over devices."""
+    """Results of a gather from a table whose rows are split over devices, as partial sums.
+
+    Each device looks up its own rows, and has 0 for those of others; the caller adds the results up over devices.
+    """
     operand, indices = blocks.operands
     eqn = blocks.eqn
     numbers = eqn.params["dimension_numbers"]

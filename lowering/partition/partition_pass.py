@@ -97,6 +97,7 @@ def _partition_one_replica(
 
 
 def _check_fits_machine(mesh: MeshAxes, target: Target, replicas: int) -> None:
+    """Refuses a mesh with more devices, in all replicas, than the machine has IPUs."""
     num_ipus = mesh.num_devices * replicas
     if num_ipus > target.num_ipus:
         raise GraphError(
