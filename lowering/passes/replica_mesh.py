@@ -133,6 +133,8 @@ class ReplicaMesh:
         }
 
     def _reduction_rule(self, fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        """Reduction `fun`, such as `psum`, over mesh axes as one over groups of replicas, which stand for devices."""
+
         def reduced(x: jax.Array, axes: Any, axis_index_groups: Any = None) -> jax.Array:
             names = [axis for axis in named_axes(axes) if isinstance(axis, str)]
             dims = tuple(axis for axis in axes if not isinstance(axis, str))  # axes of `vmap`, each device's own
