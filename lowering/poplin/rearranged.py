@@ -88,7 +88,10 @@ _KERNEL_ROWS_IN_GROUP = 4
 
 
 def _channel_groups(kind: VertexKind, spec: ConvSpec, target: Target) -> tuple[int, int]:
-    """Input and output channels of a group of the vertex; 1 where other dimensions are its channels, or none."""
+    """Numbers of input and of output channels of a group as an AMP vertex reads them: blocks are padded to multiples.
+
+    1 for a vertex without AMP, and where other dimensions take the role of the channels.
+    """
     precision = arithmetic(spec, target).precision
     if precision is None or not kind.uses_amp:
         return 1, 1
