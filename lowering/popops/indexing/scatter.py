@@ -435,12 +435,12 @@ class _ScatterForm:
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
     def _operand_axes(self) -> _OperandAxes:
-        """Numbers the vertex axes that the dimensions of indices and updates run along.
+        """Numbers the axes of a scatter's vertices that dimensions of indices and updates run along.
 
-        The first axes are those of the index space, which placements cut: the table's dimensions, and that of updates
-        if these are cut. A dimension of indices or updates runs along one of them if it is batched, or covers a
-        dimension of the table in full, or is `cut`. Others get new axes after those, which are never cut. Dimensions of
-        look-ups have one axis in indices and updates.
+        By these a block of the index space has its parts of both operands. The first axes are the index space, which
+        placements cut: the table's dimensions, and one of updates if these are cut. A dimension of indices or updates
+        runs along one of them if it is batched, covers a dimension of the table in full, or is `cut`. Others get new
+        axes after those, which are never cut. Dimensions of look-ups have one axis in indices and updates.
         """
         spec = self.spec
         numbers = spec.numbers
