@@ -139,6 +139,7 @@ def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> S
 
 
 def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
+    """View of an array repeated `reps` times along each dimension, as `jnp.tile`."""
     (aval,) = ctx.out_avals
     shape = (1,) * (len(reps) - x.ndim) + x.shape
     # A dimension of repetitions before each of elements, joined with it at last.
