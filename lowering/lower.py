@@ -285,7 +285,7 @@ class _Program:
     """Program of one call; `cut` is the function's jaxpr with arguments and results that may be in row shards."""
 
     def __init__(self, plan: _Plan, cut: CutJaxpr) -> None:
-        """Begins an empty graph and program for the function of one replica, `cut` in row shards; `lowered` fills them."""
+        """Begins an empty graph and program for a function whose arguments may be in row shards; `lowered` fills it."""
         self._plan = plan
         self._cut = cut
         self._graph = graph = plan.graph()
