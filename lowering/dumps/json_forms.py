@@ -324,7 +324,7 @@ class _GraphJson:
         }
 
     def variable(self, variable: Variable) -> Json:
-        """Return the entry of a variable."""
+        """Return the entry of a variable in the list of variables, which programs and vertex groups name by number."""
         return {
             "name": variable.name,
             "dtype": dtype_name(variable.dtype),
