@@ -110,7 +110,7 @@ class _Blocks:
         return lax.reshape(slot, self.block_shape)
 
     def store(self, stack: Any, block: Any, starts: Values) -> Any:
-        """The stack with another block at a position."""
+        """The stack of blocks with the one at a position replaced; of a stack of one block that is no slice."""
         slot = lax.reshape(block, self._slot)
         if stack.shape == self._slot:
             return slot
