@@ -108,7 +108,7 @@ class Form:
         return len({len(group) for group in self.groups}) > 1
 
     def compute(self, operands: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
-        """Results on arrays of all replicas, [replicas, …]."""
+        """Computes the collective in JAX, from arrays of all replicas, [replicas, …], to such arrays."""
         if self.kind == "index":
             return [jnp.asarray(self.ranks, np.int32)]
         if self.kind == "all_reduce":
