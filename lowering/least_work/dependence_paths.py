@@ -48,7 +48,7 @@ class Path(NamedTuple):
     vertex_cycles: float = 0.0
 
     def plus(self, other: Path) -> Path:
-        """Return this path with another behind it."""
+        """Return this path with another behind it: sums of cycles, supersteps and exchanges."""
         cycles, supersteps, exchanges, vertex_cycles = other
         return Path(
             self.cycles + cycles,
