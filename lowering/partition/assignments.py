@@ -34,7 +34,7 @@ def leading_axes_of(factors: Factors, labels: Labels, assignment: Assignment, me
 def _factors_of_blocks(
     factors: Factors, dim: tuple[int, ...], assignment: Assignment, mesh: MeshAxes
 ) -> tuple[int, ...]:
-    """Factors of a dimension, major to minor, that split it in contiguous blocks.
+    """Factors of a dimension (the indices that it joins), major to minor, that split it in contiguous blocks.
 
     They end with the first of which a block has several indices: a split of the next one would take a part of each.
     """

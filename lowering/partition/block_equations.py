@@ -106,9 +106,11 @@ def _on_blocks_by_factors(
 ) -> list[Block]:
     """Blocks of the results, computed from blocks of the operands, and moved to the required specs.
 
+    Which factors are split over which axes is decided by cycles, those of moving operands and results included.
+
     Args:
         scope: specs of the values around.
-        factors: factors of the equation.
+        factors: indices of the equation along which its parts can be computed alone.
         eqn: the equation.
         operands: block of each operand.
         required: spec that each result must have, None for any.

@@ -155,7 +155,7 @@ def _local_rows(
 
 
 def _rows_written(blocks: Blocks) -> list[Any]:
-    """Each device writes its own rows, and drops others.
+    """Results of a scatter to a table whose rows are split over devices: each device writes its own, and drops others.
 
     If lookups are split, each device adds its own updates to its partial sum of the table, see `needed_operand_specs`.
     """

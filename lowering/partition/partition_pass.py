@@ -142,7 +142,10 @@ class _StatedSharding(NamedTuple):
 
 
 def _splitting_shardings(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[_StatedSharding]:
-    """Shardings that split a value."""
+    """Yields all shardings of a program that split a value, with the equation that states each, if one does.
+
+    They are those of arguments and results, of their types and of types inside, and of constraints.
+    """
     for sharding in (*shardings.inputs, *shardings.outputs):
         if sharding is not None and splits(sharding):
             yield _StatedSharding(sharding)

@@ -139,7 +139,7 @@ def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[Transitio
 
 
 def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transition]:
-    """Steps after which `added` axes that split a dimension are unreduced instead.
+    """Steps of a resharding after which devices have partial sums over `added` axes, which split a dimension before.
 
     The partial sum of a device is its block at its place in that dimension, amid zeros.
     """
@@ -155,7 +155,9 @@ def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transiti
 
 
 def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> Iterator[Transition]:
-    """Reduce-scatters over unreduced axes that `after` splits a dimension over.
+    """Steps of a resharding that add up partial sums over axes (unreduced ones) that `after` splits a dimension over.
+
+    Each is a reduce-scatter, which leaves a device the sum of its block alone.
 
     Args:
         spec: spec before.
