@@ -28,7 +28,7 @@ class _Classes:
         self._marked: set[Var] = set()
 
     def representative(self, var: Var) -> Var:
-        """The variable that stands for a variable's class."""
+        """The variable that stands for a variable's class, of those that are stored alike (union-find)."""
         path = []
         while var in self._parents:
             path.append(var)

@@ -97,7 +97,7 @@ class ReplicaMesh:
         return PartKey(value, tuple(self.sizes.items()), tuple(axes))
 
     def part(self, x: jax.Array, spec: Any) -> jax.Array:
-        """A replica's slice of a common array."""
+        """A replica's slice of an array that all have, as a device of a mesh has by a `PartitionSpec`."""
         for dim, names in enumerate(map(named_axes, spec.partitions)):
             ranks = prod(self.sizes[n] for n in names)
             if ranks > 1:

@@ -213,7 +213,10 @@ class _ValueFacts:
         return FORWARD if sources & _ACTIVATION else ""
 
     def rewritten(self, of_gradients: str) -> ClosedJaxpr:
-        """Return the jaxpr with parts in notes; arguments as of `part`."""
+        """Return the jaxpr with the part of a training step (forward, update, …) of each equation in its note.
+
+        `of_gradients` is the part of what is computed from gradients: the update, or backward if a loop adds them up.
+        """
         eqns = []
         for number, eqn in enumerate(self.jaxpr.eqns):
             if number in self.regions:
