@@ -184,7 +184,7 @@ class _Partitioner:
         return tuple(SharedEquation(self.body.eqns[n], stages[n]) for n in sorted(stages))
 
     def _holders_of_states(self) -> dict[Var, int]:
-        """The stage that holds each state: that which computes its next value, else that which uses it first."""
+        """The stage that holds each state, handed on by micro-batches: of its next value, else of its first use."""
         holders = {}
         for operand, result in self.spec.carries:
             state = self.body.invars[operand]
@@ -222,7 +222,11 @@ class _Partitioner:
         return rank if rank < self.num_stages else 2 * self.num_stages - 1 - rank
 
     def _rank(self, carried: Mapping[Var, int]) -> None:
-        """Assigns a rank to each equation that differs between micro-batches; `carried` has the stage of each state."""
+        """Assigns a part to each equation that differs between micro-batches, by its rank: the position of the part.
+
+        Forward parts of all stages come first, then the backward ones from the last stage on. `carried` has the stage
+        of each state.
+        """
         for n in range(len(self.body.eqns)):
             if not self.is_shared[n]:
                 self.ranks[n] = self._rank_by_operands(n, carried)
@@ -234,9 +238,9 @@ class _Partitioner:
         self._check_states(carried)
 
     def _rank_by_operands(self, n: int, carried: Mapping[Var, int]) -> int | None:
-        """The rank of equation `n`: that of its stage, but none before its operands; None if neither has any.
+        """The rank of equation `n`, the position of its part: that of its stage, but none before its operands.
 
-        `carried` has the stage of each state, the rank of its forward part.
+        None if neither is known. `carried` has the stage of each state, which is the rank of its forward part too.
         """
         eqn = self.body.eqns[n]
         is_backward = stage_name(eqn).is_backward

@@ -151,7 +151,7 @@ class StageSearch:
         return cut_positions(self.work)
 
     def rewrite(self, cuts: Cuts) -> CutJaxpr:
-        """The program with the stages of a cut."""
+        """The program whose pipeline is cut into the stages that begin at segments `cuts`; made once for each cut."""
         if cuts not in self._programs:
             shards = name_stages(self.batch, cuts)
             spec = self._spec
@@ -169,7 +169,7 @@ class StageSearch:
         return ExcessAndCycles(max(0, num_bytes + extra_bytes - self._planning.target.bytes_per_tile), cycles)
 
     def _bytes_and_cycles(self, cuts: Cuts) -> tuple[int, int]:
-        """Estimated bytes of the fullest tile, and cycles."""
+        """Estimated bytes of the fullest tile, and cycles, of the pipeline with a cut: it is lowered alone, once."""
         if cuts not in self._estimates:
             jaxpr = self.rewrite(cuts).jaxpr
             index = self._pipeline_index(jaxpr)
