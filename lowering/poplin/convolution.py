@@ -269,7 +269,7 @@ def _windows_of(
     lhs_dilation: Sequence[int],
     rhs_dilation: Sequence[int],
 ) -> list[Window]:
-    """Window along each field dimension."""
+    """Window of a convolution along each dimension of its field: sizes of input and kernel, padding, strides."""
     sizes = [x.shape[d] for d in params.lhs.field]
     kernel = [w.shape[d] for d in params.rhs.field]
     # Of each field dimension its values, in the order of the members of `Window`.

@@ -230,7 +230,10 @@ def _choose_plan(
 
 
 def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:
-    """Plans in which one operand is not exchanged."""
+    """Plans of a product on the tiles of one of its operands, which then is not exchanged: at most one for each.
+
+    An operand has such a plan if it is mapped in several blocks, each on a tile of its own.
+    """
     graph = Graph(target)
     for operand, dims in zip(operands, (LHS, RHS), strict=True):
         blocks = None if operand.mapping is None else blocks_of(graph, operand.add_to(graph))

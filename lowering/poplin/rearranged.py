@@ -132,7 +132,14 @@ def slow_rearrangement(
 ) -> list[SlowPath]:
     """Cycles beyond those of whole rows, with their reason, of operands whose rows of channels are no whole vectors.
 
-    They are copied by atoms, the largest pieces that divide a row. Arguments are those of `rearrangement_cycles`.
+    They are copied by atoms, the largest pieces that divide a row.
+
+    Args:
+        kind: kind of vertex.
+        spec: the convolution.
+        block: lengths of the block.
+        target: the machine.
+        slots: partial results of each element; several are not copied.
     """
     rows = _rearranged_data(kind, spec, target).rows
     moved_bytes = _moved_bytes(kind, spec, block, target, slots)
