@@ -129,8 +129,16 @@ def plan_in_steps(
     """Plans a scatter with too many updates for the tiles' memory, in the fewest steps that fit.
 
     Each step scatters a part of the updates, along their outermost dimension of look-ups. The number of steps is a
-    power of 2, or the most that there may be, which is the plan if none fits. Arguments are those of `plan_scatter`:
-    `updates` are combined with `table` at `indices`, and `in_place` overwrites the table.
+    power of 2, or the most that there may be, which is the plan if none fits.
+
+    Args:
+        graph: the graph: its mappings, target and cost per byte.
+        table: tensor of shape `spec.table_shape` with at least one element.
+        indices: integer tensor, index vectors in its last dimension.
+        updates: tensor of shape `spec.update_shape`, combined with the table at these indices.
+        spec: parameters of the scatter.
+        name: debug name.
+        in_place: whether the table, a writable tensor, is overwritten and returned.
     """
     form = _ScatterForm(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1

@@ -229,7 +229,10 @@ def _codelet_with_axes(kernel: Kernel, sources: Sequence[Sequence[int]]) -> Code
 
 
 def _comparison(kernel: Kernel) -> Comparison:
-    """What steps and reductions compare of different values."""
+    """Kind of comparison of values in a kernel, as of `Codelet.compares`: "equality", "order" or "nothing".
+
+    The engine computes compared values once, so that they round alike.
+    """
     steps = [step for step in kernel.steps if len({x for x in step.operands if isinstance(x, int)}) > 1]
     names = {step.op.name for step in steps}
     if not names.isdisjoint(_TESTING_EQUALITY):
