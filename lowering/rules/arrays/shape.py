@@ -23,7 +23,7 @@ from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 def iota_rule(
     ctx: Context, *, dtype: Any, shape: Sequence[int], dimension: int, sharding: Any
 ) -> Tensor | Sequence[Tensor]:
-    """Index along one dimension."""
+    """Adds the numbers 0, 1, … along one dimension, as `lax.iota`; a view repeats them along the others."""
     if not prod(shape):
         return fallback(ctx)
     numbers = iota(ctx.builder, dtype, shape[dimension])
