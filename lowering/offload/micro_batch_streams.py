@@ -251,10 +251,12 @@ def _streams_rows(eqn: JaxprEqn, of_loops: bool) -> bool:
 
 
 def _with_row_loads(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A pipeline as it is, as its rule loads rows; a loop whose body, and loops inside, load the rows they read.
+    """A loop over micro-batches whose batches stay on the host: each iteration loads the rows that it reads.
+
+    So do loops inside. A pipeline stays as it is, since its lowering loads rows.
 
     Args:
-        eqn: the pipeline or loop.
+        eqn: the pipeline, or the loop, a `scan`.
         batches: number of rows of each value on the host.
     """
     if eqn.primitive.name != "scan":
