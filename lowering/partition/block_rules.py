@@ -63,7 +63,16 @@ class Blocks:
 def needed_operand_specs(
     eqn: JaxprEqn, factors: Factors, assignment: Assignment, operand_specs: Sequence[Spec]
 ) -> list[Spec]:
-    """Spec of each operand that an assignment needs; of a table that devices add updates to, partial sums."""
+    """How each operand must be split for devices to compute their blocks, as an assignment of mesh axes has them.
+
+    A table to which devices add the updates of their lookups is needed as partial sums, which have their sum later.
+
+    Args:
+        eqn: the equation.
+        factors: its index space.
+        assignment: mesh axes of each factor, an index of the equation.
+        operand_specs: how operands are split so far.
+    """
     needed = needed_specs(factors, assignment, operand_specs)
     if record_of(eqn).rows == "written":
         # Factors from `INDEX` on are those of lookups.

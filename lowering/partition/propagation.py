@@ -238,7 +238,15 @@ class Propagation:
     def _axes_of_factors(
         self, eqn: JaxprEqn, factors: Factors, suggestions: Sequence[Mapping[int, Axes]]
     ) -> Mapping[int, Axes]:
-        """Axes of each factor, from those that each value suggests: the most of them where suggestions agree."""
+        """Mesh axes to split each factor (index) of an equation over, from how its operands and results are split.
+
+        Where these agree, a factor has the most axes that one of them suggests; otherwise those of least cost.
+
+        Args:
+            eqn: the equation.
+            factors: its index space.
+            suggestions: for each operand and result, the axes of factors by which it is split.
+        """
         axes_of_factor: dict[int, Axes] = {}
         for factor in factors.sizes:
             candidates = [suggestion[factor] for suggestion in suggestions if suggestion.get(factor)]
@@ -252,7 +260,7 @@ class Propagation:
         return axes_of_factor
 
     def _cheapest_axes(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
-        """Axes of each factor in the assignment of least cost, where values conflict; notes the conflict."""
+        """Mesh axes of each factor (index) that cost least, where splits of values conflict; notes the conflict."""
         operands = [self._spec_so_far(atom) for atom in eqn.invars]
         results: list[Spec | None] = [self.specs.get(var) if isinstance(var, Var) else None for var in eqn.outvars]
         operand_avals: list[Any] = [atom.aval for atom in eqn.invars]
