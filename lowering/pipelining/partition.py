@@ -84,7 +84,10 @@ def partition(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Partition:
 
 
 def _with_equal_values_once(partition: Partition) -> Partition:
-    """Drops all but the first of equal shared equations of a stage, such as the masks of all its layers."""
+    """Drops equations that compute a value again which their stage has, such as the mask of a second layer.
+
+    They are of those that all micro-batches share.
+    """
     numbers = EquationNumbers()
     shared: list[SharedEquation] = []
     # By number of equal computations, stage and operands: the results of the first equation.
@@ -174,7 +177,7 @@ class _Partitioner:
         )
 
     def _shared(self) -> tuple[SharedEquation, ...]:
-        """Equations computed once, each at the stage it is named after, or else that uses it first."""
+        """Equations computed once for all micro-batches, each with its stage: that of its name, or of its first use."""
         stages: dict[int, int] = {}
         for n, named in reversed(list(enumerate(self.named_stages))):  # users before what they use
             if self.is_shared[n]:

@@ -383,7 +383,10 @@ def _with_replacement(jaxpr: ClosedJaxpr, number: int, pipeline: Replacement) ->
 
 
 def _span_of_segments(batch: SegmentedBatch) -> Span:
-    """IPUs of the pipeline's operands and results if each segment were a stage on an IPU of its own."""
+    """IPUs of a pipeline's operands and results while the stages are open: those if each segment were a stage.
+
+    Other arguments of the program are placed beside these, to count their bytes for the stage that a segment joins.
+    """
     body = batch.shards.jaxpr.jaxpr
     first_segment: dict[Var, int] = {}
     defining_segment: dict[Var, int] = {}
