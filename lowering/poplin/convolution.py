@@ -323,7 +323,7 @@ def _conv_spec(
     out_dtype: np.dtype[Any],
     partials_dtype: np.dtype[Any],
 ) -> ConvSpec:
-    """What planning depends on: the convolution without its operands, `ConvSpec`."""
+    """What a plan of a convolution depends on: its sizes and dtypes, and the tiles and memory order of its operands."""
     field = range(3, 3 + len(windows))  # memory orders number the dimensions 0 to 2 as below, then those of the field
     return ConvSpec(
         extents=extents,

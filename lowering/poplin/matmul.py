@@ -102,7 +102,14 @@ def _aligned_grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Gri
 
 
 def _plans_on_grid(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
-    """Plan of each kind of vertex that reads the operand `dims`, `LHS` or `RHS`, where it is, by the operand's grid."""
+    """Plans whose vertices are on the tiles that hold an operand, so that it is not exchanged: one a kind of vertex.
+
+    Args:
+        spec: the product.
+        dims: the dimensions of that operand, `LHS` or `RHS`.
+        grid: the blocks of the operand on tiles, of which each vertex computes with one.
+        target: the machine.
+    """
     # Arrays of candidates, of which there is one.
     splits = np.array([[len(cut) - 1] for cut in grid.cuts], np.int64)
     longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
@@ -278,7 +285,7 @@ def _add_step(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any
 
 @remembered
 def _grid(plan: Plan) -> Grid:
-    """Blocks along G, M, K, N."""
+    """Blocks of a plan along the dimensions of a product, G, M, K and N; a plan has them along a convolution's."""
     grid = plan.grid()
     axes = (GROUPS, FIELD, IN_CHANNELS, OUT_CHANNELS)
     single = [axis for axis in range(grid.tile.ndim) if axis not in axes]  # batch and kernel, of one block
