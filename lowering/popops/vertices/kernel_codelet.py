@@ -183,7 +183,7 @@ def _cycles(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes
 
 
 def _parts(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Parts of the loop or the reduction that keeps most workers busy; the others have fewer."""
+    """Parts that workers can do at once, of each block: the most of its loop and of its reductions."""
     elements = block.elements(shapes)
     largest = np.asarray(0)
     if loop.is_run:
