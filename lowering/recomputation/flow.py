@@ -79,8 +79,8 @@ class DataFlow:
     def _fixed_values(self) -> set[Var]:
         """Values that are always stored, as they must not or need not be computed again.
 
-        They are values with uses outside, results of equations with effects or states and of collectives, and those that
-        the policy of a checkpoint saves.
+        They are values with uses outside, results of equations with effects or states and of collectives, and those
+        that the policy of a checkpoint saves.
         """
         fixed = set(self.forward_values(list(self.external)))
         for eqn in self.forward:

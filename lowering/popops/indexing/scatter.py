@@ -307,7 +307,7 @@ class _ScatterForm:
         return spans(self.table.shape, range(self.table.ndim))
 
     def _scatter_codelet(self) -> Codelet:
-        """Codelet of the vertices, whose table begins as a copy of one, or filled with a constant, or is overwritten."""
+        """Codelet of the vertices, whose table begins as a copy of one, or as a constant, or is overwritten in place."""
         constant = self._fill_constant()
         return scatter_codelet(
             self.table.dtype,
