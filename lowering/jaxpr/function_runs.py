@@ -323,9 +323,9 @@ def _find_repeating_loop(frames: Frames, innermost: int) -> Restart | None:
 
 
 def _find_calling_place(frames: Frames, innermost: int) -> Restart | None:
-    """Return the place of the user's code that may have called a function again, as a loop of this place alone.
+    """Return the place in the user's code that may have called a function again by C code, as `map` does: as a loop.
 
-    That is of the innermost of calls 0 … `innermost` which calls without code of JAX between; None if there is none.
+    It is in the innermost of calls 0 … `innermost` that calls without code of JAX between; None if there is none.
     """
     for number in range(min(innermost, len(frames.calls) - 2), -1, -1):
         if _is_in_loop_of_jax(frames, number):

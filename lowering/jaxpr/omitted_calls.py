@@ -82,12 +82,12 @@ class OmittedCalls:
         return calls
 
     def _match_calls(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
-        """Return for each equation the call of a function, in which its frames begin, that it was traced in.
+        """Return for each equation the call of a function that it was traced in: one of those that the program has.
 
         Args:
             jaxpr: jaxpr of the equations.
             function: the function.
-            eqns: equations whose frames begin in it.
+            eqns: equations whose Python frames have this function as the outermost, so that its caller is unknown.
 
         Returns:
             A call for each equation; empty if no call of the function is found.
