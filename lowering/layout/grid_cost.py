@@ -214,8 +214,14 @@ class Work:
     def _receive_cycles(self, grids: Grids, inner: np.ndarray, target: Target) -> np.ndarray:
         """Cycles in which the slowest tile receives its operands, one after the other.
 
-        That is the last tile, or one on the bus of a block's owner: it receives that block alone, though other blocks
-        are its own. `inner` has the lengths of a block with halos on both sides.
+        Two tiles may be the slowest. The last one owns no block of those that several tiles read: it receives all its
+        operands, and shares each with the tiles of its bus. A tile on the bus of the owner of one block cannot share
+        that one, as the owner receives nothing: it takes longer, but may own its other blocks.
+
+        Args:
+            grids: candidate grids.
+            inner: lengths of a block with halos on both sides.
+            target: the machine.
         """
         fields = [
             _from_elsewhere(field, grids, target)
