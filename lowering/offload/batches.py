@@ -29,7 +29,7 @@ from ipujax.lowering.offload.primitives import (
 
 
 def batch_transfers(eqns: Iterable[JaxprEqn], max_batch_bytes: int) -> list[JaxprEqn]:
-    """The equations in batches of loads and stores."""
+    """The equations in an order in which loads are together, and stores, so that they share a latency."""
     return [eqn for batch in in_batches(eqns, max_batch_bytes) for eqn in batch.in_order()]
 
 
@@ -168,7 +168,11 @@ def _take_batch(number: int, batch: Batch, previous: _TakenBatch, num_bytes: int
 
 
 def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_BatchMoves]:
-    """Moves of each batch: values are fetched as many batches ahead as I/O tiles have room and depth for."""
+    """The loads of each batch, divided between I/O tiles, which fetch values ahead, and tiles that compute, which take.
+
+    A value is fetched as many batches before the one that takes it as I/O tiles have room and depth for, but after it
+    is defined.
+    """
     # The number of the batch in which a value is defined; its fetch is in the next one at the earliest.
     batch_of_value = {
         var: n for n, batch in enumerate(batches) for eqn in (*batch.between, *batch.stores) for var in eqn.outvars
