@@ -250,7 +250,10 @@ def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands:
 
 
 def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
-    """Maps the operands, [G, M, K] and [G, K, N], and adds all steps of a plan; returns the result, [G, M, N]."""
+    """Maps the operands of a product by its plan, and adds all steps, in which parts of it are computed in turn.
+
+    Operands are [G, M, K] and [G, K, N], the result is [G, M, N].
+    """
     graph = builder.graph
     grid = _grid(plan)  # axes G, M, K, N
     reordered = rearranged(plan.kind, plan.spec, graph.target)
