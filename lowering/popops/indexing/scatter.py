@@ -307,7 +307,7 @@ class _ScatterForm:
         return spans(self.table.shape, range(self.table.ndim))
 
     def _scatter_codelet(self) -> Codelet:
-        """Codelet of the vertices, whose table begins as a copy of one, or as a constant, or is overwritten in place."""
+        """Codelet of the vertices, whose table begins as a copy of one, or as a constant, or is overwritten itself."""
         constant = self._fill_constant()
         return scatter_codelet(
             self.table.dtype,
