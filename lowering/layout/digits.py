@@ -39,8 +39,9 @@ class Digit:
 
 
 def view_digits(tensor: Tensor) -> tuple[tuple[Digit, ...], ...] | None:
-    """Digits of each dimension of a view, outermost first: its index is a number in mixed radix, and each digit of it
-    runs along one dimension of the variable. None if the view has not each element of one variable once.
+    """Digits of each dimension of a view, outermost first; None if it has not each element of one variable once.
+
+    The index along a dimension is a number in mixed radix, each digit of which runs along one of the variable's.
     """
     affine = tensor.affine
     if affine is None or tensor.size != affine.variable.size:
