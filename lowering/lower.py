@@ -285,7 +285,7 @@ class _Program:
     """Program of one call; `cut` is the function's jaxpr with arguments and results that may be in row shards."""
 
     def __init__(self, plan: _Plan, cut: CutJaxpr) -> None:
-        # `_plan` has the function of one replica, `_cut` its jaxpr with row shards of arguments and results.
+        """Begins an empty graph and program for a function whose arguments may be in row shards; `lowered` fills it."""
         self._plan = plan
         self._cut = cut
         self._graph = graph = plan.graph()

@@ -110,7 +110,7 @@ class _Blocks:
         return lax.reshape(slot, self.block_shape)
 
     def store(self, stack: Any, block: Any, starts: Values) -> Any:
-        """The stack with another block at a position."""
+        """The stack of blocks with the one at a position replaced; of a stack of one block that is no slice."""
         slot = lax.reshape(block, self._slot)
         if stack.shape == self._slot:
             return slot
@@ -195,6 +195,7 @@ class _Kernel:
     """
 
     def __init__(self, eqn: JaxprEqn) -> None:
+        """Reads a `pallas_call`: its grid, and the types of blocks and scratch memory that its kernel refers to."""
         self._params = eqn.params
         grid = eqn.params["grid_mapping"]
         self._grid: tuple[int, ...] = tuple(grid.grid)
@@ -357,7 +358,10 @@ def _run_state(fun: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _jaxpr_without_refs(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    """Jaxpr of a function that runs another on references, with JAX's rules of references applied."""
+    """Jaxpr of a function that runs code on references, such as a kernel, with values in place of the references.
+
+    Traced twice: the first jaxpr has references, which JAX's rules then replace as its equations are evaluated.
+    """
     staged = jax.make_jaxpr(fun)(*args)
 
     def of_arrays(*values: Any) -> Values:

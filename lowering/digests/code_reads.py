@@ -43,7 +43,10 @@ def is_pure(module: str) -> bool:
 
 @cache  # of the process: installed packages do not change while it runs
 def _distribution_of_package(package: str) -> str | None:
-    """Return the same of a package; a package that is not imported is as one of the user's own."""
+    """Return name and version of the distribution that a package belongs to; None for code of the user's own.
+
+    Of ipujax and of Python's own library the name alone. A package that is not imported counts as the user's.
+    """
     if package == OURS:
         return OURS
     origin = _origin(package)

@@ -122,7 +122,7 @@ class Digests:
         return self.once(value, self.walk_digest) if is_ours(value) else None
 
     def walk_digest(self, value: Any) -> str:
-        """Return the digest of a walk from a value."""
+        """Return the digest of a value and of all that it refers to, by a walk that reaches each object once."""
         try:
             return digest_of_text("\n".join(_Walk(self, value).parts()))
         except RecursionError as error:
@@ -163,6 +163,7 @@ class _Walk:
     """
 
     def __init__(self, digests: Digests, root: Any) -> None:
+        """Begins a walk that has reached its root alone; `parts` goes on to all values that the root refers to."""
         self._digests = digests
         self._root = root
         self._pending: list[Any] = [root]  # the next one last
@@ -211,6 +212,7 @@ class _Walk:
         return f"{reading.label}/{len(reading.children)}"
 
     def _module_text(self, module: ModuleType) -> str:
+        """Return a module's name and the version of its distribution; its attributes are walked as code names them."""
         distribution = distribution_of(module.__name__)
         self._modules[module.__name__] = module
         if distribution is None and type(module) is not ModuleType:
@@ -315,6 +317,10 @@ def _open_jaxpr_digest(digests: Digests, jaxpr: Jaxpr) -> str:
 
 
 def _equation_text(digests: Digests, eqn: JaxprEqn) -> str:
+    """Return an equation's part of the digest of a jaxpr, without its variables; refuse a callback, which runs Python.
+
+    Parameters that only later derivatives would use are left out: gradients are equations of their own by now.
+    """
     name = eqn.primitive.name
     if name in CALLBACKS:
         raise NoDigestError(f"{name} calls a Python function")

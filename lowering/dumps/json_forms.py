@@ -219,6 +219,7 @@ class TileMap(dict[str, Any]):
     """Tile map as a dict of JSON values; a short `repr` for consoles, all of it as `str`."""
 
     def __repr__(self) -> str:
+        """Return a summary for a session, in place of all entries: the number of variables, and the widest one."""
         rows = self["variables"]
         longest = max(rows, key=lambda row: len(row["tiles"]), default=None)
         widest = f", the widest, {longest['name']!r}, on {len(longest['tiles']):,}" if longest else ""
@@ -323,7 +324,7 @@ class _GraphJson:
         }
 
     def variable(self, variable: Variable) -> Json:
-        """Return the entry of a variable."""
+        """Return the entry of a variable in the list of variables, which programs and vertex groups name by number."""
         return {
             "name": variable.name,
             "dtype": dtype_name(variable.dtype),

@@ -108,7 +108,7 @@ class Form:
         return len({len(group) for group in self.groups}) > 1
 
     def compute(self, operands: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
-        """Results on arrays of all replicas, [replicas, …]."""
+        """Computes the collective in JAX, from arrays of all replicas, [replicas, …], to such arrays."""
         if self.kind == "index":
             return [jnp.asarray(self.ranks, np.int32)]
         if self.kind == "all_reduce":
@@ -147,7 +147,7 @@ def _checked_groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -
 
 
 def _all_reduce_form(eqn: JaxprEqn, replicas: int) -> Form:
-    """Form of a reduction over replicas, over dimensions that `vmap` made of axes, or over both."""
+    """Semantics (`Form`) of a reduction such as `psum`: over replicas, dimensions that `vmap` made of axes, or both."""
     axes = eqn.params["axes"]
     monoid = eqn.params.get("monoid") or MONOIDS[eqn.primitive.name]
     # Over axes that `vmap` made dimensions only, each replica reduces by itself.
@@ -166,7 +166,7 @@ def _all_gather_form(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _reduce_scatter_form(eqn: JaxprEqn, replicas: int) -> Form:
-    """Form of `reduce_scatter`: one dimension is cut into ranks, which come first."""
+    """Semantics (`Form`) of `reduce_scatter`: one dimension is cut into a part for each rank; ranks come first."""
     groups = _checked_groups(eqn, replicas)
     dim = eqn.params["scatter_dimension"]
     ranks = len(groups[0])
@@ -176,7 +176,7 @@ def _reduce_scatter_form(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _all_to_all_form(eqn: JaxprEqn, replicas: int) -> Form:
-    """Form of `all_to_all`: part r of one dimension goes to rank r, and what arrives is joined along another one."""
+    """Semantics (`Form`) of `all_to_all`: part r of one dimension goes to rank r; arrivals are joined along another."""
     groups = _checked_groups(eqn, replicas)
     split_dim = eqn.params["split_axis"]
     concat_dim = eqn.params["concat_axis"]
@@ -190,7 +190,7 @@ def _all_to_all_form(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _permute_form(eqn: JaxprEqn, replicas: int) -> Form:
-    """Form of `ppermute`; refuses pairs in which a replica would send, or receive, twice."""
+    """Semantics (`Form`) of `ppermute`; refuses pairs in which a replica would send, or receive, twice."""
     pairs = tuple((int(source), int(destination)) for source, destination in eqn.params["perm"])
     sources = {source for source, _ in pairs}
     destinations = {destination for _, destination in pairs}

@@ -110,7 +110,7 @@ class Schedule:
         return tuple(level.chunks for level in self.levels)
 
     def places(self, groups: Groups) -> np.ndarray:
-        """Rank that has each chunk after the first half, int64[chunks of each level]."""
+        """Rank that has each chunk after the reduce-scatter, before the all-gather: int64[chunks of each level]."""
         num_replicas = 1 + max(map(max, groups))
         positions = [level.positions(num_replicas) for level in self.levels]
         places = np.zeros(self.chunks, np.int64)

@@ -146,7 +146,10 @@ def _gather_on_ring(chunks: Sequence[Part], values: Sequence[Part], level: Level
 
 
 def _reduce_by_doubling(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
-    """Adds the swaps of a level, each of which combines a partner's value with the own one, in place."""
+    """Reduces over the replicas of a level, in rounds: all swap values in pairs, and combine both, in place.
+
+    With each round twice as many replicas have one value.
+    """
     received = [_add_received(value, name) for value in values]
     for swaps in level.swaps():
         _send(values, received, swaps, prog, f"{name}/swap")

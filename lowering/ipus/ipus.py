@@ -112,7 +112,12 @@ class LowersEquations(Protocol):
         after: Callable[[JaxprEqn], object] = ...,
         into: Mapping[Var, Tensor] | None = ...,
         row_sums: Mapping[Var, Any] = ...,
-    ) -> None: ...
+    ) -> None:
+        """Lowers equations in order, adding to `prog`; tensors of their results are added to `env`.
+
+        `results` are read after them, `after` is called behind each. Results may be written `into` given tensors, or
+        rows of those that loops compute be added to `row_sums`.
+        """
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor: ...
 
@@ -135,6 +140,7 @@ class Ipus:
     """
 
     def __init__(self, graph: Graph, make_lowering: MakeLowering, prog: ProgramSequence) -> None:
+        """Takes the graph of all IPUs; the view and the lowering of each IPU are made at their first use."""
         self.graph = graph
         self.prog = prog
         self._make_lowering = make_lowering

@@ -177,6 +177,7 @@ class _StageAssignment:
     """
 
     def __init__(self, jaxpr: Jaxpr, named_stages: Sequence[int | None], spans: Mapping[int, Span]) -> None:
+        """Tables that the assignment reads: definitions and users of values, and the stages that are known by name."""
         self.eqns = jaxpr.eqns
         self.spans = spans
         self.stages = list(named_stages)
@@ -184,6 +185,7 @@ class _StageAssignment:
         self.lowest = min((stage for stage in (*named_stages, *ipus_of_spans) if stage is not None), default=0)
         for n, span in spans.items():  # a pipeline has several stages: any of them, as it is not to be assigned one
             self.stages[n] = span.results[0] if span.results else self.lowest
+        # Of each value the equation, and the position among its results or operands.
         self.definition = {var: _Place(n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
         self.users: dict[Var, list[_Place]] = {}
         for n, eqn in enumerate(jaxpr.eqns):

@@ -33,7 +33,7 @@ class EquationNumbers:
         return self._number((eqn.primitive, self.of_parameters(eqn), operands, stage_name(eqn)))
 
     def of_parameters(self, eqn: JaxprEqn) -> int:
-        """Number of what an equation does with its operands, if the primitive is known."""
+        """Number that equations share whose parameters and results are alike; primitive and operands may differ."""
         results = tuple(var.aval for var in eqn.outvars)
         labels = _LABELS.get(eqn.primitive.name, ())
         params = tuple(

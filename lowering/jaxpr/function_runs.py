@@ -309,7 +309,10 @@ class _Walk:
 
 
 def _find_repeating_loop(frames: Frames, innermost: int) -> Restart | None:
-    """Return the innermost loop of calls up to `innermost` that can repeat calls inside; None if a loop of JAX may."""
+    """Return the innermost Python loop that may have called a function again, and the number of the call it is in.
+
+    None if there is none in calls 0 … `innermost`, or a loop of JAX's own code, such as `jax.tree.map`, is further in.
+    """
     for number in range(innermost, -1, -1):
         if _is_in_loop_of_jax(frames, number):
             return None
@@ -320,7 +323,10 @@ def _find_repeating_loop(frames: Frames, innermost: int) -> Restart | None:
 
 
 def _find_calling_place(frames: Frames, innermost: int) -> Restart | None:
-    """Return the innermost call of the user's that calls another one with nothing of JAX between, as a loop there."""
+    """Return the place in the user's code that may have called a function again by C code, as `map` does: as a loop.
+
+    It is in the innermost of calls 0 … `innermost` that calls without code of JAX between; None if there is none.
+    """
     for number in range(min(innermost, len(frames.calls) - 2), -1, -1):
         if _is_in_loop_of_jax(frames, number):
             return None

@@ -130,8 +130,11 @@ class LayerNames:
         gradient: GradientBody[LayerNames] | None = None,
         inputs: Mapping[Var, tuple[Hashable, ...]] = _NO_INPUTS,
     ) -> None:
-        # Forward equations are named first, in groups of those of one place and iteration; the equations of gradients
-        # are then matched with these groups.
+        """Find the layer of each equation, `layers`.
+
+        Forward equations are named first, in groups of those of one place and iteration; the equations of gradients
+        are then matched with these groups.
+        """
         self._equations = equations
         self._inputs = dict(inputs)
         self._scopes = [_scopes_of(x) for x in equations]

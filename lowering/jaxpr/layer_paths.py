@@ -153,7 +153,10 @@ class _PathText:
 
 
 def _fold_recursions(steps: Sequence[Step]) -> list[Step]:
-    """Replace calls of a function by itself by the innermost of them; its caller gets the number of its depth."""
+    """Replace a chain of recursive calls by the innermost one, so that each depth of a recursion is a layer.
+
+    The number of the depth, `recursion`, goes to the step of the first caller.
+    """
     folded = list[Step]()
     for n, step in enumerate(steps):
         if n + 1 < len(steps) and step.recursion is not None and steps[n + 1].code is step.code:
@@ -181,8 +184,11 @@ class LayerPaths:
     """
 
     def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
-        # What all equations tell about each run of a function, loop and calling place, before any path is made: which
-        # scopes are around all of its equations, and whether numbers are needed beside them.
+        """Collect what all equations tell about each run of a function, loop and calling place.
+
+        Before any path is made: which scopes are around all of its equations, and whether a number is needed beside
+        them to tell iterations, or calls of one function, apart.
+        """
         self._blocks = _WithBlocks(codes)
         # Scopes that all equations of a run of a function, or of an iteration of a loop, have in common.
         self._scopes_of_run: dict[FunctionRun, Scopes] = {}
@@ -224,7 +230,7 @@ class LayerPaths:
             self._blocks_in_loop[run] = self._blocks_in_loop.get(run, inside) & inside
 
     def of(self, states: RunStates, plain_scopes: Scopes, codes: Sequence[CodeType]) -> LayerPath:
-        """Return the path of an equation."""
+        """Return the path of an equation, a step for each call around it, from the states and codes of these calls."""
         calls = zip(states, zip_longest(codes, codes[1:]), strict=True)  # the last one has no callee
         steps = [self._step_of_call(state, code, callee) for state, (code, callee) in calls]
         steps = self._with_scopes_outside(steps, states)
@@ -320,6 +326,7 @@ class _WithBlocks:
     """
 
     def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
+        """Find the `with` blocks around the calls of all equations, and those that only a number tells apart."""
         # By the calls around an equation: for each call that is within `with` blocks, its code and the keys of these
         # blocks, see `_blocks_of`. Calls of equal states have equal codes, as a run of a function is part of a state.
         self._blocks: dict[RunStates, list[tuple[CodeType, list[tuple[Hashable, ...]]]]] = {}
@@ -419,7 +426,11 @@ def _names_in_path(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
 
 
 def _function_name(code: CodeType) -> str:
-    """Return `block`, the class of a `__call__`, or the optimiser of an update; "" for a lambda or comprehension."""
+    """Return the name of a function for the path of a layer; "" for a lambda or comprehension.
+
+    Of the `__call__` of a module that is its class; of an optimiser's update, a closure, the function that makes it:
+    `scale_by_adam` of `scale_by_adam.<locals>.update_fn`.
+    """
     maker, _, inner = code.co_qualname.rpartition(".<locals>.")
     if inner.startswith("update") and maker and is_installed(code.co_filename):
         return maker.rpartition(".")[2]

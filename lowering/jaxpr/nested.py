@@ -88,7 +88,11 @@ def once(rewrite: Rewrite) -> Rewrite:
 
 
 def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrite:
-    """Make a rewrite recursive; it gets a jaxpr, and the rewrite of jaxprs inside. A shared jaxpr stays one object."""
+    """Make a rewrite of one jaxpr a rewrite of all jaxprs in it too, such as bodies of loops.
+
+    `rewrite` gets a jaxpr, and a function for the jaxprs inside it: this rewrite itself. Each is rewritten once, so
+    that one that several equations share stays one object.
+    """
 
     @once
     def run(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

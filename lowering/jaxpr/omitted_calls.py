@@ -82,12 +82,12 @@ class OmittedCalls:
         return calls
 
     def _match_calls(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
-        """Return for each equation the call of a function, in which its frames begin, that it was traced in.
+        """Return for each equation the call of a function that it was traced in: one of those that the program has.
 
         Args:
             jaxpr: jaxpr of the equations.
             function: the function.
-            eqns: equations whose frames begin in it.
+            eqns: equations whose Python frames have this function as the outermost, so that its caller is unknown.
 
         Returns:
             A call for each equation; empty if no call of the function is found.
@@ -242,7 +242,10 @@ def _find_reader(eqn: JaxprEqn, readers: dict[Var, set[int]], calls: Sequence[Om
 
 
 def _match_by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """Return for each equation the call of its number, if equations repeat once for each call."""
+    """Return the call that each equation is of: equations 0 … n − 1 of the first call, the next n of the second.
+
+    If they are not the same sequence once for each call, all get a call that stands for all of them, `_common_call`.
+    """
     period = len(eqns) // len(calls)
     signatures = [(raw_frames(eqn), eqn.primitive.name) for eqn in eqns]
     if period * len(calls) != len(eqns) or signatures[period:] != signatures[: len(eqns) - period]:

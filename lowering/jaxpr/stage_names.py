@@ -50,7 +50,7 @@ def stage_scope(number: int) -> str:
 
 @remembered_small
 def read_name(stack: str) -> StageName:
-    """Parse the stage and part of a name stack."""
+    """Parse a name stack: the stage that its equation is in, whether in its backward part, and if it is recomputed."""
     tokens = list(_TOKEN.finditer(stack))
     # A `transpose(` after the token belongs to an inner function, not to the stage.
     end = tokens[-1].start() if tokens else len(stack)

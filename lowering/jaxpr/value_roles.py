@@ -65,6 +65,7 @@ class ValueRoles:
     """
 
     def __init__(self, jaxpr: Jaxpr | None = None, donated: Sequence[bool] = ()) -> None:
+        """Find the roles of a program's arguments: weights, optimiser state, inputs, as reports name memory."""
         self._roles: dict[Var, str] = {}
         self._weight_shapes: set[tuple[int, ...]] = set()
         self._sums: set[Var] = set()  # of gradients, results of loops, pipelines and collectives
@@ -310,6 +311,7 @@ class ArgumentFlow:
     """
 
     def __init__(self, jaxpr: Jaxpr) -> None:
+        """Walk the equations once, and find on which arguments each result depends; argument n is bit n of a mask."""
         self.differentiated = 0
         self.gradient_shapes: set[tuple[int, ...]] = set()
         self.sums: set[Var] = set()

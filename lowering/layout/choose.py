@@ -82,7 +82,12 @@ def even_placement(
 ) -> Blocked:
     """Cuts an index space evenly at the lowest estimated cost, as `choose` does where no operand is mapped.
 
-    Arguments are those of `choose`; `shape` has at least one element.
+    Args:
+        graph: target and cost per byte.
+        shape: extents of the index space, each at least 1.
+        order: dimensions that may be cut.
+        work: codelet of the operation, and the use of its fields.
+        cost_after: cycles of the steps behind the operation itself; None without.
     """
     number, _ = _best_grid(shape, order, work, graph.target, graph.byte_cost_cycles, cost_after)
     return even_grids(shape, order, graph.target.tiles_per_ipu).placement(number)
@@ -93,7 +98,12 @@ def _fields_unmoved_by(
 ) -> dict[Blocked, list[int]]:
     """Placements of the index space by which mapped operands do not move: with each the numbers of these fields.
 
-    Arguments are those of `choose`.
+    Args:
+        graph: mappings of the operands.
+        shape: extents of the index space.
+        order: dimensions that may be cut.
+        work: codelet of the operation, and the use of its fields.
+        operands: tensor of each field that is read, in the order of fields.
     """
     read_fields = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
     fields: dict[Blocked, list[int]] = {}
@@ -209,7 +219,10 @@ def grid_of(placement: Blocked) -> Grids:
 
 
 def estimated_cycles(placement: Blocked, work: Work, cost_after: CostAfter | None, graph: Graph) -> float:
-    """Estimated cost on one placement; a tile computes its blocks one after the other."""
+    """Estimated cycles of an operation by one placement, to compare it with grids; bytes of tiles count as cycles too.
+
+    A tile with several blocks computes them one after the other.
+    """
     grid = grid_of(placement)
     target = graph.target
     cycles = _weighted_cycles(work, grid, cost_after, target, graph.byte_cost_cycles) + _crowding_penalty(

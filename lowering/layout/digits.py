@@ -39,7 +39,10 @@ class Digit:
 
 
 def view_digits(tensor: Tensor) -> tuple[tuple[Digit, ...], ...] | None:
-    """Digits of each dimension of a view, outermost first; None if they are not all of one variable's elements."""
+    """Digits of each dimension of a view, outermost first; None if it has not each element of one variable once.
+
+    The index along a dimension is a number in mixed radix, each digit of which runs along one of the variable's.
+    """
     affine = tensor.affine
     if affine is None or tensor.size != affine.variable.size:
         return None

@@ -97,7 +97,11 @@ class Work:
         return replace(self, fields=tuple(fields))
 
     def cycles(self, grids: Grids, target: Target) -> np.ndarray:
-        """Cycles on each grid, float[candidates]; an estimate where halos are read."""
+        """Cycles of compute, exchange and sync on each grid of blocks, float[candidates].
+
+        An estimate where blocks read halos, elements of their neighbours: a first block has no halo, an inner one has
+        it on both sides, and the slower of them counts.
+        """
         inner = self._lengths_of_inner_block(grids)
         computing = np.maximum(
             self._slowest_block_cycles(grids, target)
@@ -210,8 +214,14 @@ class Work:
     def _receive_cycles(self, grids: Grids, inner: np.ndarray, target: Target) -> np.ndarray:
         """Cycles in which the slowest tile receives its operands, one after the other.
 
-        That is the last tile, or one on the bus of a block's owner: it receives that block alone, though other blocks
-        are its own. `inner` has the lengths of a block with halos on both sides.
+        Two tiles may be the slowest. The last one owns no block of those that several tiles read: it receives all its
+        operands, and shares each with the tiles of its bus. A tile on the bus of the owner of one block cannot share
+        that one, as the owner receives nothing: it takes longer, but may own its other blocks.
+
+        Args:
+            grids: candidate grids.
+            inner: lengths of a block with halos on both sides.
+            target: the machine.
         """
         fields = [
             _from_elsewhere(field, grids, target)
@@ -246,7 +256,8 @@ def _from_elsewhere(field: _ReadField, grids: Grids, target: Target) -> _Receivi
     needed = np.broadcast_to(total_elements([span.lengths(grids.lengths) for span in spans]), shares.users.shape)
     common = np.where(shares.are_by_bus(target), needed, 0)
     cycles = receive_cycles(needed * width, common * width, fewest_runs(spans, grids.lengths), target)
-    return _Receiving(cycles, cycles, np.zeros_like(grids.blocks, bool))
+    # No tile has a part of it, so all receive as much.
+    return _Receiving(beside_owner=cycles, last_tile=cycles, repeats=np.zeros_like(grids.blocks, bool))
 
 
 def _from_readers(field: _ReadField, grids: Grids, inner: np.ndarray, target: Target) -> _Receiving:

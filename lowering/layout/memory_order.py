@@ -139,7 +139,7 @@ class MemoryOrder:
 
 
 def memory_order(tensor: Tensor) -> MemoryOrder | None:
-    """Order of a view that has each element of its variable once; None for any other view."""
+    """Order in which the dimensions of a view are in memory; None unless it has each element of its variable once."""
     if tensor.is_whole_variable:
         return MemoryOrder.own(tensor.shape)
     affine = tensor.affine

@@ -265,7 +265,11 @@ class SharedWindow:
 
 
 def shared_windows(operands: Sequence[Tensor | None], longest: Sequence[int]) -> list[SharedWindow]:
-    """Windows that take fewer bytes than the operands they replace, in the largest block; None stands for no tensor."""
+    """Windows: views that contain several shifted views of one variable, so that a tile reads its block of them once.
+
+    Only those that take fewer bytes than the operands they replace. In `operands` None stands for no tensor; `longest`
+    is the lengths of the largest block.
+    """
     views: dict[tuple[Variable, ...], dict[int, Tensor]] = {}
     for number, operand in enumerate(operands):
         if operand is not None:

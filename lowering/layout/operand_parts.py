@@ -38,7 +38,7 @@ class Span:
         return self.axis is not None and self.reach > self.stride
 
     def skips_elements(self, grids: Grids) -> np.ndarray:
-        """True if blocks do not read all elements of the field's dimension: bool[candidates]."""
+        """True if the blocks of a grid together leave out elements of the field's dimension: bool[candidates]."""
         if self.axis is None:
             return np.zeros(grids.blocks.shape[1:], bool)
         last = self.stride * (grids.shape[self.axis] - 1) + self.reach - 1 + self.offset

@@ -48,7 +48,11 @@ def weighted_cost_with_data(graph: Graph, add: Callable[[Builder], object]) -> i
     """Cycles of the steps that `add` adds, plus the cost of all their bytes on the fullest tile.
 
     These are exchange code, the variables that the operation adds or maps, and the buffers of the step that has most:
-    what tells apart plans that store different values, or move different operands. Arguments are as above.
+    what tells apart plans that store different values, or move different operands.
+
+    Args:
+        graph: target, mappings and cost per byte; not changed.
+        add: adds the operation; it may map unmapped operands.
     """
     scratch, prog = _scratch(graph, add)
     costs = leaf_costs(scratch, prog)
@@ -133,7 +137,10 @@ class Operand:
         return Operand(tensor.shape, tensor.dtype, view, graph.mappings.get(affine.variable))
 
     def add_to(self, graph: Graph) -> Tensor:
-        """Adds such an operand; one of several variables is mapped linearly."""
+        """Adds a tensor that costs as much as the described operand to a graph in which an operation is tried.
+
+        A view of several variables is replaced by one variable, mapped linearly.
+        """
         if self.view is None:
             tensor = graph.add_variable(self.shape, self.dtype, "operand")
             map_linearly(graph, tensor)

@@ -48,7 +48,7 @@ class Path(NamedTuple):
     vertex_cycles: float = 0.0
 
     def plus(self, other: Path) -> Path:
-        """Return this path with another behind it."""
+        """Return this path with another behind it: sums of cycles, supersteps and exchanges."""
         cycles, supersteps, exchanges, vertex_cycles = other
         return Path(
             self.cycles + cycles,
@@ -106,13 +106,17 @@ class Weights:
 class Ready(NamedTuple):
     """Path to the element of a value that is ready first.
 
+    All but the first two tell whether a product or reduction behind it needs an exchange, see `_combined`. They are of
+    two places on the path, given as the cycles of its vertices up to there: before the last product or reduction on
+    it, and behind that one's result.
+
     Args:
         path: the longest path to it.
         is_open: whether a vertex of elementwise operations computes it, which may compute those that follow too.
-        since: cycles of the path's vertices before the last product or reduction, if no exchange is known behind that.
-        element_cycles: tile cycles of one element from there on.
-        result_since: cycles of the path's vertices up to the result of that product or reduction.
-        mapped_cycles: tile cycles of one element from there on.
+        since: the place before the last product or reduction; None if there is none, or an exchange behind it.
+        element_cycles: cycles in which a tile computes one element from there on.
+        result_since: the place behind the result of that product or reduction; None as above.
+        mapped_cycles: cycles in which a tile computes one element from there on.
     """
 
     path: Path = Path()
@@ -213,7 +217,10 @@ def _result(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Val
 
 
 def _first(operands: Sequence[_Value]) -> _Value:
-    """Return when the first of several values is ready; elements of the result are those of any."""
+    """Return when the first of several values is ready, for a result with elements of any of them.
+
+    None where one may be ready at once.
+    """
     values = [operand for operand in operands if operand is not None]
     if len(values) < len(operands) or not values:
         return None
@@ -221,16 +228,19 @@ def _first(operands: Sequence[_Value]) -> _Value:
 
 
 def _joined(operands: Sequence[_Value]) -> _Value:
-    """Return when the first part of a joined value is ready; elements of its parts may be computed from the same."""
+    """Return when the first element of a joined value, such as a concatenation, is ready: the first of any part.
+
+    None where nothing is known. Parts may be computed from one element, so that its cycles count once for all of them.
+    """
     first = _first(operands)
     values = [operand for operand in operands if operand is not None]
     if first is None:
         return None
 
     def earliest(sinces: Sequence[float | None]) -> float | None:
-        """Return the position in the joined value's path that leaves most cycles behind it, as that of any operand.
+        """Return a place on the path of the joined value, as far from its end as any operand's is from that of its own.
 
-        `sinces` are positions in the operands' paths, in vertex cycles from their begin; None if any is not known.
+        `sinces` are these places of the operands, see `Ready`; None if one of them is.
         """
         behind = [x.path.vertex_cycles - since for x, since in zip(values, sinces, strict=True) if since is not None]
         return first.path.vertex_cycles - max(behind) if len(behind) == len(values) else None
@@ -245,7 +255,7 @@ def _joined(operands: Sequence[_Value]) -> _Value:
 
 
 def _last(operands: Sequence[_Value]) -> _Value:
-    """Return when the last of several values is ready, of which each element of the result reads one."""
+    """Return when the last of several values is ready, for a result whose elements each read an element of all."""
     values = [operand for operand in operands if operand is not None]
     if len(values) < 2:
         return values[0] if values else None
@@ -296,8 +306,7 @@ def _combined(operand: Ready, path_through: Path, cost: EquationCost, weights: W
         weights: weights of vertices and exchanges.
     """
     before = operand.path.vertex_cycles
-    # From before the last product or reduction on, then from its result on: vertex cycles of the path up to there, and
-    # cycles of one element from there.
+    # Two places on the path, see `Ready`: before the last product or reduction, and behind its result.
     for since, cycles in ((operand.since, operand.element_cycles), (operand.result_since, operand.mapped_cycles)):
         # One tile would take `cost.read * cycles` from there, in the place of the path's own `before - since`.
         if since is not None and weights.tile_share * (cost.read * cycles - before + since) >= weights.exchange_cycles:

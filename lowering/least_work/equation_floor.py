@@ -167,6 +167,7 @@ def _extents(eqn: JaxprEqn) -> ProductExtents:
 
 
 def _reduction(eqn: JaxprEqn, target: Target) -> EquationCost:
+    """Return the least cost of a reduction along dimensions; along dimensions of size 1 it is a view."""
     monoid, dtype = MONOIDS[eqn.primitive.name], _dtype(eqn.invars[0])
     elements = prod(shape_of(eqn.invars[0]))
     read = elements // prod(shape_of(eqn.outvars[0]))
@@ -178,6 +179,7 @@ def _reduction(eqn: JaxprEqn, target: Target) -> EquationCost:
 
 
 def _map(eqn: JaxprEqn, target: Target) -> EquationCost:
+    """Return the least cost of an elementwise operation, which may issue beside loads and stores (dual) or not."""
     op = op_of(eqn)
     # A comparison computes in the dtype of its operands.
     tensors = [atom for atom in eqn.invars if not isinstance(atom, Constant)]
@@ -270,10 +272,13 @@ class _Pairs:
 
 
 def _pairs(window: Window) -> _Pairs:
+    """Return how many pairs of an output and a kernel element meet an element of the input, no padding or zero."""
     outputs = np.arange(window.outputs)[:, None]
     elements = np.arange(window.kernel)
-    place = outputs * window.stride + elements * window.rhs_dilation - window.padding[0]
-    meets = (place >= 0) & (place % window.lhs_dilation == 0) & (place < window.size * window.lhs_dilation)
+    # Position in the input with its dilation, which has zeros between elements: bool[outputs, kernel elements] below.
+    position = outputs * window.stride + elements * window.rhs_dilation - window.padding[0]
+    is_element = position % window.lhs_dilation == 0
+    meets = (position >= 0) & is_element & (position < window.size * window.lhs_dilation)
     total = int(meets.sum())
     # A vertex counts as many rows, or kernel elements, as a dilation leaves; all outputs may meet the same.
     pairs_kept = window.outputs * window.kernel // window.lhs_dilation

@@ -124,6 +124,7 @@ def _floors(jaxpr: ClosedJaxpr, kinds: Sequence[int], costs: Costs) -> tuple[Equ
 def _equation(eqn: JaxprEqn, operands: Sequence[int], costs: Costs) -> EquationFloor:
     """Return the least cycles of one run of an equation, those of the jaxprs in it included.
 
+    A loop has those of one iteration as often as it runs, and those of equations that are equal in all iterations once.
     `operands` are kinds of values: constant, equal in all iterations of the loop around, or of one iteration.
     """
     # Values of an iteration of the loop around are equal in all iterations of a loop inside.

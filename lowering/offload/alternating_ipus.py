@@ -118,7 +118,11 @@ def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list
 
 
 def _beyond_room(loads: Sequence[JaxprEqn], io_tiles: IoTiles) -> list[JaxprEqn]:
-    """The loads of a step without the last ones, which I/O tiles have room for until the step begins."""
+    """The loads of a step that must run early, in the step before, as I/O tiles cannot fetch them ahead.
+
+    I/O tiles hold the last loads, as many as they have room for, until the step begins; a value that is too large for
+    them goes straight to the tiles that compute.
+    """
     early_loads: list[JaxprEqn] = []
     held_bytes = 0  # of loads that I/O tiles move, from this one to the last
     for load in reversed(loads):
@@ -129,7 +133,10 @@ def _beyond_room(loads: Sequence[JaxprEqn], io_tiles: IoTiles) -> list[JaxprEqn]
 
 
 def _runs_of_one_ipu(parts: Iterable[_Part]) -> Iterator[_IpuRun]:
-    """Yield the runs of equations on one IPU; those of phases, and moves of updates, are named after its stage."""
+    """Yield runs of equations that follow each other on one IPU, to be put in batches of loads and stores.
+
+    Equations of a phase, and loads and stores of an update, are named after the stage of their IPU.
+    """
     ipu_of: dict[Var, int] = {}
     for part in parts:
         if part.ipu is not None:

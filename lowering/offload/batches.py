@@ -29,12 +29,16 @@ from ipujax.lowering.offload.primitives import (
 
 
 def batch_transfers(eqns: Iterable[JaxprEqn], max_batch_bytes: int) -> list[JaxprEqn]:
-    """The equations in batches of loads and stores."""
+    """The equations in an order in which loads are together, and stores, so that they share a latency."""
     return [eqn for batch in in_batches(eqns, max_batch_bytes) for eqn in batch.in_order()]
 
 
 def in_batches(eqns: Iterable[JaxprEqn], max_batch_bytes: int, ipu: int = 0, step: int | None = None) -> list[Batch]:
-    """The equations of an IPU, in one step of phases or (None) without phases, in batches of loads and stores."""
+    """Divides equations of an IPU into batches: equations whose loads run together at the begin, and stores at the end.
+
+    Moves that follow each other share the latency of streaming memory. `step` is that of their phase, None without
+    phases; a batch loads, and stores, about `max_batch_bytes`.
+    """
     batches = [Batch(max_batch_bytes, ipu, step)]
     for eqn in eqns:
         if not batches[-1].can_add(eqn):
@@ -61,9 +65,9 @@ class Batch:
         self.ipu = ipu
         self.step = step
         self._max_batch_bytes = max_batch_bytes
-        self.early: list[JaxprEqn] = []
+        self.early: list[JaxprEqn] = []  # equations before the first load
         self.loads: list[JaxprEqn] = []
-        self.between: list[JaxprEqn] = []
+        self.between: list[JaxprEqn] = []  # equations after the first load
         self.stores: list[JaxprEqn] = []
         self._stored = set[Var]()  # buffers that the batch stores to: each before the store, and after it
         self._loaded_bytes = 0
@@ -83,7 +87,7 @@ class Batch:
         return self._loaded_bytes + moved_bytes(eqn) <= self._max_batch_bytes and not is_defined_between
 
     def add(self, eqn: JaxprEqn) -> None:
-        """Adds the next equation."""
+        """Adds the next equation: to the loads, to the stores, or to the equations before or between them."""
         if eqn.primitive is remote_load_p:
             self.loads.append(eqn)
             self._loaded_bytes += moved_bytes(eqn)
@@ -101,7 +105,11 @@ class Batch:
 
 
 def overlapped(batches: Sequence[Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
-    """The equations of all batches, moved by the I/O tiles of their IPUs."""
+    """The equations of all batches in order, with values moved by I/O tiles beside the computation of earlier batches.
+
+    A load is a fetch to I/O tiles, some batches ahead, and a take from there; a store is handed to them, and waited for
+    as late as their room allows.
+    """
     eqns: list[JaxprEqn] = []
     unfinished: dict[int, list[JaxprEqn]] = {}  # by IPU, waits for stores, the oldest first
     for batch, moves in zip(batches, _moves_of_batches(batches, io_tiles), strict=True):
@@ -160,7 +168,11 @@ def _take_batch(number: int, batch: Batch, previous: _TakenBatch, num_bytes: int
 
 
 def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_BatchMoves]:
-    """Moves of each batch: values are fetched as many batches ahead as I/O tiles have room and depth for."""
+    """The loads of each batch, divided between I/O tiles, which fetch values ahead, and tiles that compute, which take.
+
+    A value is fetched as many batches before the one that takes it as I/O tiles have room and depth for, but after it
+    is defined.
+    """
     # The number of the batch in which a value is defined; its fetch is in the next one at the earliest.
     batch_of_value = {
         var: n for n, batch in enumerate(batches) for eqn in (*batch.between, *batch.stores) for var in eqn.outvars

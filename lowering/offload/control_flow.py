@@ -98,9 +98,10 @@ def put_results(body: Jaxpr) -> list[bool]:
 
 
 def _rewrite_scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
-    """A `scan` whose body loads and stores; arguments as of `rewrite_control_flow`.
+    """A `scan` whose body loads and stores values in streaming memory.
 
-    States that the body puts in streaming memory stay there; stacks there are loaded and stored by rows.
+    States that the body puts there stay there; stacks there are loaded and stored by rows. `number` is that of the loop
+    in the jaxpr around it, `step` its step of phases; `outer` adds moves around it, `rewrite_body` those of its body.
     """
     inside = scan_body(eqn.params)
     is_by_rows = outer.stays_off_chip(eqn)
@@ -120,9 +121,10 @@ def _rewrite_scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewr
 
 
 def _rewrite_while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
-    """A `while` whose condition and body load, and whose body stores; arguments as of `rewrite_control_flow`.
+    """A `while` whose condition and body load values in streaming memory, and whose body stores them.
 
-    States that the body puts in streaming memory stay there, and are loaded in the condition too.
+    States that the body puts there stay there, and are loaded in the condition too. `number` is that of the loop in the
+    jaxpr around it, `step` its step of phases; `outer` adds moves around it, `rewrite_body` those of its jaxprs.
     """
     tested = while_condition(eqn.params)
     inside = while_body(eqn.params)
@@ -156,9 +158,11 @@ def _mark_states(eqn: JaxprEqn, outer: OuterMoves, states: Mapping[int, int], op
 
 
 def _rewrite_cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
-    """A `cond` whose branches load and store; arguments as of `rewrite_control_flow`.
+    """A `cond` whose branches load and store values in streaming memory.
 
-    Results that all branches put in streaming memory get a buffer there, as a further operand of the branches.
+    Results that all branches put there get a buffer there, as a further operand of the branches. `number` is that of
+    the equation in the jaxpr around it, `step` its step of phases; `outer` adds moves around it, `rewrite_body` those
+    of the branches.
     """
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
     # Operand 0 is the index of the branch, which branches themselves do not get.
@@ -224,7 +228,7 @@ def _place_operands(
 
 
 def _with_inputs(jaxpr: ClosedJaxpr, extra: Sequence[Var]) -> ClosedJaxpr:
-    """A jaxpr with further, unused inputs."""
+    """A branch with further inputs like `extra`, unused as yet: all branches of a `cond` have equal ones."""
     if not extra:
         return jaxpr
     body = jaxpr.jaxpr

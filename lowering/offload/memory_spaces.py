@@ -67,6 +67,7 @@ class _MemorySpaceRewrite:
     """
 
     def __init__(self, jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> None:
+        """Begins the new jaxpr: inputs and constants that the old one has on the host get variables on the device."""
         self._original = jaxpr
         self._rewrite_inner = rewrite_inner
         self._new_value: dict[Var, Atom] = {}  # in the new jaxpr, of values whose variable changes
@@ -77,7 +78,7 @@ class _MemorySpaceRewrite:
         self._constvars = [self._variable_on_device(var) for var in body.constvars]
 
     def jaxpr(self) -> ClosedJaxpr:
-        """The rewritten jaxpr."""
+        """The rewritten jaxpr, of values on the device: moves to the host are puts to streaming memory (`host_put`)."""
         body = self._original.jaxpr
         for eqn in body.eqns:
             if eqn.primitive.name == "device_put" and any(is_on_host(x.aval) for x in (*eqn.invars, *eqn.outvars)):
@@ -154,7 +155,7 @@ def _is_batched_loop(eqn: JaxprEqn) -> bool:
 
 
 def _without_puts(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr, and those inside it, without puts."""
+    """The jaxpr, and those inside it, with values left on the device in place of those put on the host."""
 
     def remove_puts(body: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
         """Replaces the result of each put by the value, in one jaxpr."""

@@ -136,9 +136,10 @@ def _row_counts_of_operands(
 
 
 def _row_counts_of_loop(loop: JaxprEqn, is_inside_loop: bool) -> list[set[int]]:
-    """The row counts of a loop, which reads its stacks by rows, and constants of which each iteration reads one row.
+    """For each operand of a loop the numbers of rows in which it reads that from the host, a set: its row counts.
 
-    Constants of a loop inside of another do not count: what changes with the outer loop has no rows by its counter.
+    A stack is read by rows, and so is a constant of which each iteration reads one; others are `_READ_WHOLE`. Constants
+    of a loop inside of another do not count: what changes with the outer loop has no rows by its counter.
     """
     scan = scan_body(loop.params)
     body = scan.jaxpr.jaxpr
@@ -250,10 +251,12 @@ def _streams_rows(eqn: JaxprEqn, of_loops: bool) -> bool:
 
 
 def _with_row_loads(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A pipeline as it is, as its rule loads rows; a loop whose body, and loops inside, load the rows they read.
+    """A loop over micro-batches whose batches stay on the host: each iteration loads the rows that it reads.
+
+    So do loops inside. A pipeline stays as it is, since its lowering loads rows.
 
     Args:
-        eqn: the pipeline or loop.
+        eqn: the pipeline, or the loop, a `scan`.
         batches: number of rows of each value on the host.
     """
     if eqn.primitive.name != "scan":
@@ -365,7 +368,10 @@ def _with_loads(eqn: JaxprEqn, batches: Collection[Var]) -> list[JaxprEqn]:
 
 
 def _sent_stacks(body: Jaxpr, streams: Streams) -> set[Var]:
-    """Stacked results of pipelines, or loops, that are read by nothing but reshapes and the results of the jaxpr."""
+    """Stacked results of pipelines, or loops, whose rows may go to the host one by one, as nothing else reads them.
+
+    Only reshapes read them, and the results of the jaxpr that `streams` allows to be stored by rows.
+    """
     num_readers = Counter(var for eqn in body.eqns for var in variables_read(eqn))
     num_readers.update(atom for atom in body.outvars if isinstance(atom, Var))
     definition = {var: eqn for eqn in body.eqns for var in eqn.outvars}

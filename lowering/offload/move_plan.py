@@ -73,7 +73,7 @@ class MovePlan:
 
 
 def plan_moves(values: StagedValues) -> MovePlan:
-    """Returns the plan of moves, from which equations are emitted one after the other."""
+    """Plans loads and stores of streaming memory: which values are spilled there, and when results are stored."""
     number_of = {var: n for n, eqn in enumerate(values.eqns) for var in eqn.outvars}
     defining = {var: eqn for eqn in values.eqns for var in eqn.outvars}
     last_read = _last_reads(values)

@@ -37,7 +37,10 @@ class Moved:
 
 
 def with_moves(values: StagedValues, rewrite_body: BodyRewrite) -> Moved:
-    """Returns the equations with loads and stores; `rewrite_body` adds those of loops and branches."""
+    """Returns the equations with loads of values in streaming memory before they are read, and stores of due results.
+
+    `rewrite_body` adds those of bodies of loops and branches.
+    """
     plan = plan_moves(values)
     emission = _Emission(plan, rewrite_body)
     emission.store(plan.due.get(BEFORE_ALL, ()), step=0)
@@ -65,7 +68,7 @@ class _HostedValues:
         return isinstance(atom, Var) and atom in self._hosted
 
     def add(self, var: Var, memory: Var | None) -> None:
-        """Adds a value, in the buffer of an earlier one or (None) a new one."""
+        """Notes that a value is on the host: in the buffer of the value `memory`, or (None) in a new buffer."""
         self._hosted.add(var)
         if memory is None:
             self._new_buffers.add(var)
@@ -101,11 +104,11 @@ class _Emission:
     """Emission of equations with moves, in order; the `OuterMoves` of loops and branches, see `control_flow`."""
 
     def __init__(self, plan: MovePlan, rewrite_body: BodyRewrite) -> None:
+        """Begins the emission: no equation yet, `moved`, and arguments alone in streaming memory."""
         self.moved = Moved([], [], list(plan.values.outvars))
         self._plan = plan
         self._rewrite_body = rewrite_body
         # Values in streaming memory by now, each with whether its columns are in channel groups on tiles.
-        # Values in streaming memory by now, with whether their columns are in channel groups on tiles.
         self._off_chip = dict(plan.values.remote)
         self._hosted = _HostedValues(plan)
         self._settled: set[int] = set()  # results in their final place

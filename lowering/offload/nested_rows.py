@@ -127,7 +127,7 @@ def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> tuple
 def _row_loads(
     values: Sequence[Var], rows: Mapping[Var, Rows], loaded: dict[Var, Var], loop: JaxprEqn
 ) -> list[JaxprEqn]:
-    """Loads of rows; updates `loaded`, the loaded value of each."""
+    """Equations that load rows of tables off chip for one iteration; updates `loaded`, the loaded value of each row."""
     eqns: list[JaxprEqn] = []
     for x in values:
         number = rows[x].number
@@ -138,7 +138,10 @@ def _row_loads(
 
 
 def _stacks_of(eqn: JaxprEqn, rows: Mapping[Var, Rows]) -> dict[int, Rows]:
-    """The rows that are stacks of an equation, by the number of the operand; none if it is no loop."""
+    """Stacks of an inner loop that are parts of tables off chip, by the number of the operand; none if it is no loop.
+
+    `rows` are values of this iteration that such parts are; one of a single row is loaded, as it has no rows inside.
+    """
     if eqn.primitive.name != "scan":
         return {}
     are_stacks = scan_body(eqn.params).operands.are_stacks()
@@ -158,7 +161,7 @@ def _number_in(length: int) -> Callable[..., Any]:
 
 
 def _row_of(shape: tuple[int, ...]) -> Callable[..., Any]:
-    """The row of a table with a number, in a shape."""
+    """Function that loads the row of a number from a table off chip, and gives it a shape."""
 
     def load(table: Any, number: Any) -> Any:
         (rows,) = remote_rows_p.bind(table, lax.reshape(number, (1,)))

@@ -95,7 +95,7 @@ def _is_by_rows(eqn: JaxprEqn, windows: _Windows) -> bool:
 
 
 def _windows_of_gather(eqn: JaxprEqn) -> _Windows:
-    """Windows of its table that a gather reads."""
+    """Windows of its table that a gather reads, in a form that scatters have too: to tell accesses by entire rows."""
     dims: Any = eqn.params["dimension_numbers"]
     dropped = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     sizes = tuple(eqn.params["slice_sizes"])
@@ -224,7 +224,7 @@ def _sums_by_row(numbers: Any, values: Any) -> Any:
 
 
 def _set_rows(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
-    """The function that stores updates as rows."""
+    """The function that replaces entire rows of a table off chip, in place of an update of all of it."""
 
     def put(table: Any, indices: Any, updates: Any) -> Any:
         numbers = _row_numbers(table, indices, windows)

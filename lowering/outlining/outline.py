@@ -101,6 +101,7 @@ class Run:
     def __init__(
         self, jaxpr: Jaxpr, repeat: Repeat, last_uses: Mapping[Var, int], definitions: Mapping[Var, JaxprEqn]
     ) -> None:
+        """Takes equal runs of equations, and the variable of each run in each slot, a place that is alike in all."""
         self._jaxpr = jaxpr
         self._last_uses = last_uses
         self._definitions = definitions
@@ -145,7 +146,7 @@ class Run:
         return [*before, call_at_line, *(run[n] for n in sorted(live_out.repeated))]
 
     def _values_of(self, run: Sequence[JaxprEqn]) -> dict[_Slot, Var]:
-        """Variable of a run in each slot."""
+        """Variable of a run in each slot, the place (equation, position) where each of these runs mentions it first."""
         values: dict[_Slot, Var] = {}
         for eqn, slots in zip(run, self._slots, strict=True):
             for slot, atom in zip(slots, (*eqn.invars, *eqn.outvars), strict=True):
@@ -284,7 +285,10 @@ class Run:
 
 
 def _slots_of_run(run: Sequence[JaxprEqn]) -> list[list[_Slot | None]]:
-    """Slot of each operand and result of each equation, None for literals."""
+    """Slot of each operand and result of each equation of a run, None for literals: where the run first mentions it.
+
+    Equal runs have equal slots, whatever their variables, so a slot names the same value in each.
+    """
     slots: dict[Atom, _Slot] = {}
     return [
         [

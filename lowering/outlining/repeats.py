@@ -76,11 +76,13 @@ class Dataflow:
     """Equations of a jaxpr and their mentions of variables; `numbers` gives equal equations one number."""
 
     def __init__(self, jaxpr: Jaxpr, numbers: EquationNumbers) -> None:
+        """Prepares arrays from which the numbers, code and copies of all windows of a length take a few additions."""
         self.count = len(jaxpr.eqns)
         self._symbols = _mixed_bits(np.array([numbers.of(eqn) for eqn in jaxpr.eqns], np.uint64))
         works = [work_of_equation(eqn) for eqn in jaxpr.eqns]
         table = np.array([[0, 0], *([work.code, work.elements] for work in works)], np.float64)
-        self._works = np.cumsum(table, 0)  # before each equation
+        self._works = np.cumsum(table, 0)  # sums of the equations before each one: (bytes of code, elements)
+        # The number of a window is a polynomial of `_BASE` modulo 2^64, a rolling hash of its equations.
         self._powers = _powers(_BASE, self.count + 1)
         self._inverse_powers = _powers(pow(_BASE, -1, 1 << 64), self.count + 1)
         mentions, definitions = _mentions_of(jaxpr)

@@ -34,7 +34,7 @@ def leading_axes_of(factors: Factors, labels: Labels, assignment: Assignment, me
 def _factors_of_blocks(
     factors: Factors, dim: tuple[int, ...], assignment: Assignment, mesh: MeshAxes
 ) -> tuple[int, ...]:
-    """Factors of a dimension, major to minor, that split it in contiguous blocks.
+    """Factors of a dimension (the indices that it joins), major to minor, that split it in contiguous blocks.
 
     They end with the first of which a block has several indices: a split of the next one would take a part of each.
     """
@@ -51,9 +51,10 @@ def _is_contiguous(factors: Factors, assignment: Assignment, mesh: MeshAxes) -> 
 
 
 def projected(factors: Factors, labels: Labels, spec: Spec, mesh: MeshAxes) -> dict[int, Axes]:
-    """Axes that split each factor of a value, from the axes that split its dimensions.
+    """Mesh axes that split each factor of a value, from the axes that split its dimensions.
 
-    A dimension gives its axes to its factors in order, each as many as divide it; the last axes may fit none.
+    A factor is an index of an equation: several where dimensions are joined, as in the reshape [2, 3] → [6]. A
+    dimension gives its axes to its factors in order, each as many as divide it; the last axes may fit none.
 
     Args:
         factors: sizes of the factors.
@@ -118,7 +119,10 @@ def decide(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> 
 
 
 def ranked(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> list[Decision]:
-    """The assignments that operands or required results suggest, by cost."""
+    """Ways to split an equation over devices that its operands or required results suggest, by estimated cycles.
+
+    An assignment has the mesh axes that split each factor, an index of the equation such as i of [i, k] · [k, j].
+    """
     suggestions = _suggested_axes(factors, values, mesh)
     decisions = (
         Decision(assignment, _assignment_cycles(factors, assignment, values, mesh, target))
@@ -137,7 +141,10 @@ def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequen
 
 
 def _suggested_axes(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[int, Axes]]:
-    """Axes of factors by each value with a spec, results first: of assignments of equal cost the first is taken."""
+    """Mesh axes that each operand or result, as it is split, suggests for the factors (indices) of an equation.
+
+    Results come first: of assignments of equal cost the first is taken.
+    """
     pairs = [
         *(
             (labels, spec)

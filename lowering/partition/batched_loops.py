@@ -40,7 +40,10 @@ def _with_rewritten_bodies(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 
 def _with_scalar_condition(eqn: JaxprEqn) -> JaxprEqn:
-    """Replaces a predicate of each element by whether any holds, and selects the state in the body."""
+    """Makes the condition of a `while` that `jax.vmap` has batched a scalar: whether it holds for any element.
+
+    The body then keeps the state of elements for which it does not hold, by a selection.
+    """
     if eqn.primitive.name != "while" or not eqn.params["cond_jaxpr"].out_avals[0].shape:
         return eqn
     params = eqn.params
@@ -56,7 +59,7 @@ def _with_scalar_condition(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _condition_of_any(cond: ClosedJaxpr, like: JaxprEqn) -> ClosedJaxpr:
-    """The condition, true if it is for any element of the batch."""
+    """The condition of a batched loop as a scalar: true if it is true for any element of the batch."""
     body = cond.jaxpr
     (goes_on,) = body.outvars
     aval: Any = goes_on.aval

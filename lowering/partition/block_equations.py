@@ -25,7 +25,10 @@ from ipujax.runtime.errors import GraphError
 
 
 def equation_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
-    """Blocks of the results of an equation: by its factors, or gathered if it has none."""
+    """Blocks of the results of an equation on one device of a mesh, from blocks of its operands.
+
+    By its factors, the indices along which its parts are computed alone; one without is computed on gathered operands.
+    """
     name = eqn.primitive.name
     if name in _ON_DEVICES_OWN_VALUES:
         # Inside of a user's `shard_map` a value is a device's own, whole to it: so are operand and result.
@@ -58,7 +61,7 @@ def _under_stated_spec(scope: Scope, eqn: JaxprEqn, block: Block) -> Block:
 
 
 def _on_whole_operands(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
-    """Results of an equation that every device computes alike."""
+    """Results of an equation on operands that no axis splits, which every device computes alike."""
     arrays = [block.array for block in operands]
     if record_of(eqn).factors is None:
         results = eval_equation(eqn, *arrays)
@@ -103,9 +106,11 @@ def _on_blocks_by_factors(
 ) -> list[Block]:
     """Blocks of the results, computed from blocks of the operands, and moved to the required specs.
 
+    Which factors are split over which axes is decided by cycles, those of moving operands and results included.
+
     Args:
         scope: specs of the values around.
-        factors: factors of the equation.
+        factors: indices of the equation along which its parts can be computed alone.
         eqn: the equation.
         operands: block of each operand.
         required: spec that each result must have, None for any.
@@ -203,6 +208,7 @@ def _sum_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
 
 
 def _gather_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
+    """Gathers a device's own value over mesh axes, for an equation of `all_gather` in a user's `shard_map`."""
     return lax.all_gather(
         x,
         params["axis_name"],

@@ -243,7 +243,7 @@ def _rows_of_micro_batches(x: jax.Array, micro_batches: int, spec: Spec, mesh: M
 
 
 def _shard_map_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
-    """A user's own code for each device."""
+    """A user's own `jax.shard_map` on blocks: its code, for each device, on operands under the specs that it states."""
     check_mesh(eqn, scope.mesh)
     in_specs, out_specs = shard_map_specs(eqn, scope.mesh)
     arrays = scope.arrays_under(in_specs, operands, eqn)

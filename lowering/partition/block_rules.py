@@ -63,7 +63,16 @@ class Blocks:
 def needed_operand_specs(
     eqn: JaxprEqn, factors: Factors, assignment: Assignment, operand_specs: Sequence[Spec]
 ) -> list[Spec]:
-    """Spec of each operand that an assignment needs; of a table that devices add updates to, partial sums."""
+    """How each operand must be split for devices to compute their blocks, as an assignment of mesh axes has them.
+
+    A table to which devices add the updates of their lookups is needed as partial sums, which have their sum later.
+
+    Args:
+        eqn: the equation.
+        factors: its index space.
+        assignment: mesh axes of each factor, an index of the equation.
+        operand_specs: how operands are split so far.
+    """
     needed = needed_specs(factors, assignment, operand_specs)
     if record_of(eqn).rows == "written":
         # Factors from `INDEX` on are those of lookups.
@@ -82,7 +91,10 @@ def results_of(blocks: Blocks) -> list[Any]:
 
 
 def _rows_read(blocks: Blocks) -> list[Any]:
-    """Each device reads its own rows, and 0 for others: partial sums, which the caller adds up over devices."""
+    """Results of a gather from a table whose rows are split over devices, as partial sums.
+
+    Each device looks up its own rows, and has 0 for those of others; the caller adds the results up over devices.
+    """
     operand, indices = blocks.operands
     eqn = blocks.eqn
     numbers = eqn.params["dimension_numbers"]
@@ -152,7 +164,7 @@ def _local_rows(
 
 
 def _rows_written(blocks: Blocks) -> list[Any]:
-    """Each device writes its own rows, and drops others.
+    """Results of a scatter to a table whose rows are split over devices: each device writes its own, and drops others.
 
     If lookups are split, each device adds its own updates to its partial sum of the table, see `needed_operand_specs`.
     """

@@ -97,6 +97,7 @@ def _partition_one_replica(
 
 
 def _check_fits_machine(mesh: MeshAxes, target: Target, replicas: int) -> None:
+    """Refuses a mesh with more devices, in all replicas, than the machine has IPUs."""
     num_ipus = mesh.num_devices * replicas
     if num_ipus > target.num_ipus:
         raise GraphError(
@@ -141,7 +142,10 @@ class _StatedSharding(NamedTuple):
 
 
 def _splitting_shardings(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[_StatedSharding]:
-    """Shardings that split a value."""
+    """Yields all shardings of a program that split a value, with the equation that states each, if one does.
+
+    They are those of arguments and results, of their types and of types inside, and of constraints.
+    """
     for sharding in (*shardings.inputs, *shardings.outputs):
         if sharding is not None and splits(sharding):
             yield _StatedSharding(sharding)

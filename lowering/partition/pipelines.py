@@ -12,7 +12,7 @@ from ipujax.lowering.jaxpr import PIPELINE
 
 
 def with_inlined_micro_batches(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr whose pipelines have no calls in their micro-batches."""
+    """A jaxpr whose pipelines have no calls in their micro-batches, so that partitioning meets no calls there."""
     eqns = [
         eqn.replace(params={**eqn.params, "micro_batch": eqn.params["micro_batch"].inlined()})
         if eqn.primitive.name == PIPELINE

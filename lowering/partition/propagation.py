@@ -178,7 +178,7 @@ class Propagation:
         return False
 
     def _factors_of(self, eqn: JaxprEqn) -> Factors | None:
-        """Factors of an equation; None if they are not known."""
+        """Factors of an equation, the indices that its operands and results share; None if they are not known."""
         if eqn.primitive.name == CUSTOM_PARTITIONING:
             return custom_factors(eqn, self.user_mesh or self.mesh.abstract())
         if eqn.primitive.name in SPEC_STATEMENTS:
@@ -194,7 +194,10 @@ class Propagation:
         return any([self._extend_spec(atom, spec.dims) for atom, spec in pairs])
 
     def _equalise(self, tie: Tie) -> bool:
-        """Give each value of a tie the axes of the other one."""
+        """Give each value of a tie, two values that have one spec such as a loop's state and operand, the other's axes.
+
+        True if a spec has changed.
+        """
         num_stacked_dims = 1 if tie.is_stack else 0
         outer = self._spec_so_far(tie.outer)
         inner = self._spec_so_far(tie.inner)
@@ -213,7 +216,10 @@ class Propagation:
         return self.specs.get(atom, whole(rank)) if isinstance(atom, Var) else whole(rank)
 
     def _share_axes(self, eqn: JaxprEqn, factors: Factors, *, is_forward: bool) -> bool:
-        """Give the axes of factors to the values that lack them: results going forward, operands going backward."""
+        """Give mesh axes of an equation's factors (indices) to results going forward, to operands going backward.
+
+        The axes are those that its operands and results suggest, as they are split so far. True if a spec has changed.
+        """
         operands = list(zip(factors.operands, eqn.invars, strict=True))
         results = list(zip(factors.results, eqn.outvars, strict=True))
         suggestions = [
@@ -232,7 +238,15 @@ class Propagation:
     def _axes_of_factors(
         self, eqn: JaxprEqn, factors: Factors, suggestions: Sequence[Mapping[int, Axes]]
     ) -> Mapping[int, Axes]:
-        """Axes of each factor, from those that each value suggests: the most of them where suggestions agree."""
+        """Mesh axes to split each factor (index) of an equation over, from how its operands and results are split.
+
+        Where these agree, a factor has the most axes that one of them suggests; otherwise those of least cost.
+
+        Args:
+            eqn: the equation.
+            factors: its index space.
+            suggestions: for each operand and result, the axes of factors by which it is split.
+        """
         axes_of_factor: dict[int, Axes] = {}
         for factor in factors.sizes:
             candidates = [suggestion[factor] for suggestion in suggestions if suggestion.get(factor)]
@@ -246,7 +260,7 @@ class Propagation:
         return axes_of_factor
 
     def _cheapest_axes(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
-        """Axes of each factor in the assignment of least cost, where values conflict; notes the conflict."""
+        """Mesh axes of each factor (index) that cost least, where splits of values conflict; notes the conflict."""
         operands = [self._spec_so_far(atom) for atom in eqn.invars]
         results: list[Spec | None] = [self.specs.get(var) if isinstance(var, Var) else None for var in eqn.outvars]
         operand_avals: list[Any] = [atom.aval for atom in eqn.invars]
@@ -326,7 +340,7 @@ def _inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 
 
 def _ties_of_bodies(eqn: JaxprEqn) -> Iterator[Tie]:
-    """Ties of a scan, or of the branches of a cond."""
+    """Pairs of values with one spec: outside and inside of a scan or of branches, and carries around an iteration."""
     for body in bodies(eqn):
         jaxpr = body.jaxpr.jaxpr
         operands = body.of_operands(eqn.invars)
@@ -339,7 +353,10 @@ def _ties_of_bodies(eqn: JaxprEqn) -> Iterator[Tie]:
 
 
 def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
-    """Ties of a tested loop: operands with arguments of condition and body, carries before and after an iteration."""
+    """Pairs of values with one spec, of a tested loop: operands with arguments of condition and body, and carries.
+
+    Carries have one spec before and after an iteration, and as results.
+    """
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
     tested_constants, tested_carries, _ = (condition.jaxpr.jaxpr.invars[places] for places in condition.inputs)
@@ -357,7 +374,7 @@ def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
 
 
 def _pipeline_ties(eqn: JaxprEqn) -> Iterator[Tie]:
-    """Ties of a pipeline with one of its micro-batches."""
+    """Pairs of values that have one spec: operands and results of a pipeline with those of one of its micro-batches."""
     spec = eqn.params["spec"]
     body = micro_batch_jaxpr(eqn).jaxpr
     for outer, inner, role in zip(eqn.invars, body.invars, spec.roles, strict=True):

@@ -139,7 +139,7 @@ def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[Transitio
 
 
 def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transition]:
-    """Steps after which `added` axes that split a dimension are unreduced instead.
+    """Steps of a resharding after which devices have partial sums over `added` axes, which split a dimension before.
 
     The partial sum of a device is its block at its place in that dimension, amid zeros.
     """
@@ -155,7 +155,9 @@ def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transiti
 
 
 def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> Iterator[Transition]:
-    """Reduce-scatters over unreduced axes that `after` splits a dimension over.
+    """Steps of a resharding that add up partial sums over axes (unreduced ones) that `after` splits a dimension over.
+
+    Each is a reduce-scatter, which leaves a device the sum of its block alone.
 
     Args:
         spec: spec before.
@@ -185,7 +187,10 @@ def _next_step(spec: Spec, after: Spec, mesh: MeshAxes) -> Transition:
 
 
 def _slice_step(spec: Spec, after: Spec) -> Transition | None:
-    """A dimension split further, by axes that split no other one."""
+    """The step of a resharding that splits a dimension further, by axes that split no other one; None if there is none.
+
+    It needs no communication: each device takes a slice of its block.
+    """
     for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) > len(current) and axes[: len(current)] == current:
             free = tuple(takewhile(lambda axis: axis not in spec.axes, axes[len(current) :]))
@@ -195,7 +200,10 @@ def _slice_step(spec: Spec, after: Spec) -> Transition | None:
 
 
 def _all_to_all_step(spec: Spec, after: Spec) -> Transition | None:
-    """An axis at the end of one dimension becomes the next one of another."""
+    """The step of a resharding that moves an axis from one dimension to another, by an all-to-all; None without one.
+
+    The axis is the last of the dimension that it leaves, and the next one that the other needs.
+    """
     for split_dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) <= len(current) or axes[: len(current)] != current:
             continue  # nothing to add behind the axes that it has
@@ -209,7 +217,10 @@ def _all_to_all_step(spec: Spec, after: Spec) -> Transition | None:
 
 
 def _gather_step(spec: Spec, after: Spec) -> Transition | None:
-    """A dimension gathered over its axes from the first on that differs from those of `after`."""
+    """The step of a resharding that gathers a dimension over the axes that it must not keep; None without one.
+
+    These are its axes from the first on that differs from those of `after`.
+    """
     for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         shorter = min(len(current), len(axes))
         num_common = next((n for n in range(shorter) if current[n] != axes[n]), shorter)

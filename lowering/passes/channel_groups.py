@@ -28,7 +28,7 @@ class _Classes:
         self._marked: set[Var] = set()
 
     def representative(self, var: Var) -> Var:
-        """The variable that stands for a variable's class."""
+        """The variable that stands for a variable's class, of those that are stored alike (union-find)."""
         path = []
         while var in self._parents:
             path.append(var)
@@ -55,7 +55,10 @@ class _Classes:
 
 
 def grouped_inputs(jaxpr: Jaxpr) -> list[bool]:
-    """For each input whether its columns are stored in groups."""
+    """For each input whether its columns are stored in groups, as products read and write them.
+
+    That is so for matrices that products use, or that are combined with such, found by classes of values.
+    """
     classes = _Classes()
     _add_equations(jaxpr, classes)
     are_marked = classes.are_marked(jaxpr.invars)

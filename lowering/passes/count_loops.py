@@ -43,7 +43,10 @@ class _LoopCounter:
         self._results: dict[object, tuple[ClosedJaxpr, ClosedJaxpr]] = {}
 
     def counted(self, jaxpr: ClosedJaxpr, scalars: Sequence[KnownScalar]) -> ClosedJaxpr:
-        """The jaxpr with scans, for arguments of which some are known."""
+        """The jaxpr with scans in place of loops whose trip count is known, made once for the same known arguments.
+
+        `scalars` has the number of each argument that is known, None for others.
+        """
         arguments = tuple(None if x is None else (x.dtype, int(x)) for x in scalars)
         key = id(jaxpr.jaxpr), *map(id, jaxpr.consts), arguments
         if key not in self._results:

@@ -58,7 +58,7 @@ _CALLEES_IN_OTHER_FORMS: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
 
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns an equal jaxpr without calls."""
+    """Returns an equal jaxpr in which calls, also in bodies of loops, are replaced by the equations that they call."""
 
     @once
     def inline_body(body: ClosedJaxpr) -> ClosedJaxpr:

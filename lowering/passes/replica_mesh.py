@@ -97,7 +97,7 @@ class ReplicaMesh:
         return PartKey(value, tuple(self.sizes.items()), tuple(axes))
 
     def part(self, x: jax.Array, spec: Any) -> jax.Array:
-        """A replica's slice of a common array."""
+        """A replica's slice of an array that all have, as a device of a mesh has by a `PartitionSpec`."""
         for dim, names in enumerate(map(named_axes, spec.partitions)):
             ranks = prod(self.sizes[n] for n in names)
             if ranks > 1:
@@ -133,6 +133,8 @@ class ReplicaMesh:
         }
 
     def _reduction_rule(self, fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        """Reduction `fun`, such as `psum`, over mesh axes as one over groups of replicas, which stand for devices."""
+
         def reduced(x: jax.Array, axes: Any, axis_index_groups: Any = None) -> jax.Array:
             names = [axis for axis in named_axes(axes) if isinstance(axis, str)]
             dims = tuple(axis for axis in axes if not isinstance(axis, str))  # axes of `vmap`, each device's own

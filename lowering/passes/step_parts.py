@@ -213,7 +213,10 @@ class _ValueFacts:
         return FORWARD if sources & _ACTIVATION else ""
 
     def rewritten(self, of_gradients: str) -> ClosedJaxpr:
-        """Return the jaxpr with parts in notes; arguments as of `part`."""
+        """Return the jaxpr with the part of a training step (forward, update, …) of each equation in its note.
+
+        `of_gradients` is the part of what is computed from gradients: the update, or backward if a loop adds them up.
+        """
         eqns = []
         for number, eqn in enumerate(self.jaxpr.eqns):
             if number in self.regions:
@@ -226,9 +229,13 @@ class _ValueFacts:
     def _rewritten_region(self, number: int, eqn: JaxprEqn, of_gradients: str) -> JaxprEqn:
         """Return an equation with gradients in its bodies, their equations with parts in notes.
 
-        Its own part is plumbing: to control a loop or a branch is of none of the parts inside. `of_gradients` is the
-        part of what is computed from gradients there, update or backward; inside of a loop its method of that name
-        tells.
+        Its own part is plumbing: to control a loop or a branch is of none of the parts inside.
+
+        Args:
+            number: number of the equation.
+            eqn: the equation, a loop or another one with bodies.
+            of_gradients: part of what is computed from gradients around it, update or backward. A branch has the same
+                inside; the body of a loop may have the other, see the method of that name.
         """
         if eqn.primitive.name == PIPELINE:  # its micro-batch gets parts when it is cut into stages
             return with_part(eqn, PLUMBING)

@@ -179,7 +179,16 @@ def _loop_of_shards(loop: ClosedJaxpr, shards: CutJaxpr) -> ClosedJaxpr:
 
 
 def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], costs: CallCosts) -> CutJaxpr:
-    """Replaces loop bodies by functions, for loops with several shards on an IPU; `shards` has named stages."""
+    """Lets loops over layers that were cut into shards share one function as body, where an IPU runs several of them.
+
+    So the code of a layer is on an IPU once, if that saves more than copies of operands cost (`costs`).
+
+    Args:
+        shards: the micro-batch in shards, with equations named after stages.
+        ipus: IPU of each stage.
+        same: values that are equal for all micro-batches, which the function reads in place.
+        costs: costs of code and of copies.
+    """
     pairs = zip(shards.jaxpr.eqns, shards.sources, strict=True)
     loop_shards = [_loop_shard(eqn, source, ipus) for eqn, source in pairs]
     # By loop, as its shards share one body. Counts of several IPUs are hardly different: any of them will do.

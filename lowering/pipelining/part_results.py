@@ -51,7 +51,11 @@ class LoopSums(NamedTuple):
 
 
 def loop_sums(jaxpr: Jaxpr, terms: Collection[Var]) -> LoopSums:
-    """Return a part in which terms are stacks of loops where they can be; `terms` are read by sums alone."""
+    """Return a part of a pipeline whose terms, summands of its results, are stacks of loops where they can be.
+
+    The caller then adds each row to the sum inside of the loop, so that no stack of all rows is stored. A term that is
+    a cast of a stack is replaced by the stack. `terms` are read by sums alone.
+    """
     reads = Counter(v for eqn in jaxpr.eqns for v in variables(eqn.invars))
     rows = {v for eqn in jaxpr.eqns if _is_loop(eqn) for v in _stacks_of(eqn)}
     casts = {

@@ -355,7 +355,10 @@ class PartInputs:
             self.handed.stash_and_send(var, value, builder)
 
     def _same_on(self, value: Tensor, ipu: int) -> Tensor:
-        """A value that is the same for all micro-batches, on an IPU; views of a variable in `viewed` view one copy."""
+        """A value that is the same for all micro-batches on an IPU that reads it: it is copied there, once.
+
+        Of a variable of which the IPU reads several views (`viewed`), all of it is copied, for the views to share.
+        """
         ipus = self.pipeline.ipus
         for variable in value.variables():
             is_foreign = ipus.variable_ipu(variable) not in (None, ipu) and not variable.is_constant
@@ -364,7 +367,7 @@ class PartInputs:
         return ipus.copy_to(value, ipu, self.copies)
 
     def _stack(self, var: Var, builder: PartBuilder) -> Tensor:
-        """A batch on an IPU that reads it, [micro-batches, *shape], its slices on all tiles."""
+        """A batch on an IPU that reads it, [micro-batches, *shape], spread so that each micro-batch is on all tiles."""
         ipu = builder.ipu
         if (var, ipu) not in self.stacks:
             batch = self.pipeline.operands[var]

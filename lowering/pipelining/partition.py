@@ -84,7 +84,10 @@ def partition(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Partition:
 
 
 def _with_equal_values_once(partition: Partition) -> Partition:
-    """Drops all but the first of equal shared equations of a stage, such as the masks of all its layers."""
+    """Drops equations that compute a value again which their stage has, such as the mask of a second layer.
+
+    They are of those that all micro-batches share.
+    """
     numbers = EquationNumbers()
     shared: list[SharedEquation] = []
     # By number of equal computations, stage and operands: the results of the first equation.
@@ -174,7 +177,7 @@ class _Partitioner:
         )
 
     def _shared(self) -> tuple[SharedEquation, ...]:
-        """Equations computed once, each at the stage it is named after, or else that uses it first."""
+        """Equations computed once for all micro-batches, each with its stage: that of its name, or of its first use."""
         stages: dict[int, int] = {}
         for n, named in reversed(list(enumerate(self.named_stages))):  # users before what they use
             if self.is_shared[n]:
@@ -184,7 +187,7 @@ class _Partitioner:
         return tuple(SharedEquation(self.body.eqns[n], stages[n]) for n in sorted(stages))
 
     def _holders_of_states(self) -> dict[Var, int]:
-        """The stage that holds each state: that which computes its next value, else that which uses it first."""
+        """The stage that holds each state, handed on by micro-batches: of its next value, else of its first use."""
         holders = {}
         for operand, result in self.spec.carries:
             state = self.body.invars[operand]
@@ -222,7 +225,11 @@ class _Partitioner:
         return rank if rank < self.num_stages else 2 * self.num_stages - 1 - rank
 
     def _rank(self, carried: Mapping[Var, int]) -> None:
-        """Assigns a rank to each equation that differs between micro-batches; `carried` has the stage of each state."""
+        """Assigns a part to each equation that differs between micro-batches, by its rank: the position of the part.
+
+        Forward parts of all stages come first, then the backward ones from the last stage on. `carried` has the stage
+        of each state.
+        """
         for n in range(len(self.body.eqns)):
             if not self.is_shared[n]:
                 self.ranks[n] = self._rank_by_operands(n, carried)
@@ -234,9 +241,9 @@ class _Partitioner:
         self._check_states(carried)
 
     def _rank_by_operands(self, n: int, carried: Mapping[Var, int]) -> int | None:
-        """The rank of equation `n`: that of its stage, but none before its operands; None if neither has any.
+        """The rank of equation `n`, the position of its part: that of its stage, but none before its operands.
 
-        `carried` has the stage of each state, the rank of its forward part.
+        None if neither is known. `carried` has the stage of each state, which is the rank of its forward part too.
         """
         eqn = self.body.eqns[n]
         is_backward = stage_name(eqn).is_backward

@@ -66,7 +66,10 @@ def _result_variables(partition: Partition) -> set[Var]:
 
 
 def _halves(part: Part, partition: Partition, split: Collection[int]) -> Iterable[Part]:
-    """A backward part of a stage in `split` as two parts, input gradients and weight gradients; another part alone."""
+    """A backward part of a stage in `split` as two parts, input gradients and weight gradients; another part alone.
+
+    Other stages wait for the first alone, so that a schedule may run the second where its IPU would be idle.
+    """
     stage, kind = part.task
     if kind != BACKWARD or stage not in split:
         return (part,)

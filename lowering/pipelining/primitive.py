@@ -190,7 +190,11 @@ staged_pipeline_p = make_call_primitive(PIPELINE, "loop", _refuse_derivative)
 
 
 def bind_pipeline(jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any]) -> list[jax.Array]:
-    """Binds one of the primitives to operands, arrays or tracers, with its loop traced in the caller's context."""
+    """Adds a pipeline to the traced program: a primitive whose meaning is its loop over micro-batches, `loop`.
+
+    `pipeline_p` is the loop alone, gradient accumulation; `staged_pipeline_p` has stages, and the jaxpr of one
+    micro-batch, which is cut into them. `operands` are arrays or tracers.
+    """
     loop = jax.make_jaxpr(micro_batch_loop(jaxpr, spec))(*operands)
     assert not loop.consts, "a loop over a closed jaxpr has no further constants"
     # A mesh gives each device rows of every micro-batch, which the loop cannot say: one stage is a pipeline too.

@@ -151,7 +151,7 @@ class StageSearch:
         return cut_positions(self.work)
 
     def rewrite(self, cuts: Cuts) -> CutJaxpr:
-        """The program with the stages of a cut."""
+        """The program whose pipeline is cut into the stages that begin at segments `cuts`; made once for each cut."""
         if cuts not in self._programs:
             shards = name_stages(self.batch, cuts)
             spec = self._spec
@@ -169,7 +169,7 @@ class StageSearch:
         return ExcessAndCycles(max(0, num_bytes + extra_bytes - self._planning.target.bytes_per_tile), cycles)
 
     def _bytes_and_cycles(self, cuts: Cuts) -> tuple[int, int]:
-        """Estimated bytes of the fullest tile, and cycles."""
+        """Estimated bytes of the fullest tile, and cycles, of the pipeline with a cut: it is lowered alone, once."""
         if cuts not in self._estimates:
             jaxpr = self.rewrite(cuts).jaxpr
             index = self._pipeline_index(jaxpr)
@@ -383,7 +383,10 @@ def _with_replacement(jaxpr: ClosedJaxpr, number: int, pipeline: Replacement) ->
 
 
 def _span_of_segments(batch: SegmentedBatch) -> Span:
-    """IPUs of the pipeline's operands and results if each segment were a stage on an IPU of its own."""
+    """IPUs of a pipeline's operands and results while the stages are open: those if each segment were a stage.
+
+    Other arguments of the program are placed beside these, to count their bytes for the stage that a segment joins.
+    """
     body = batch.shards.jaxpr.jaxpr
     first_segment: dict[Var, int] = {}
     defining_segment: dict[Var, int] = {}

@@ -110,7 +110,14 @@ class Candidates:
 
     @staticmethod
     def of(kind: VertexKind, spec: ConvSpec, target: Target, grain: Dims[int]) -> Candidates:
-        """Enumerates the candidates of one kind of vertex and grain that use at most the tiles of one IPU."""
+        """The ways to cut a convolution into blocks, one for each vertex, of which there are as many as tiles at most.
+
+        Args:
+            kind: the kind of vertex.
+            spec: the convolution.
+            target: the machine, of which plans use one IPU.
+            grain: for each dimension, the number that the lengths of its blocks are multiples of, but for the last.
+        """
         splits = _splits(spec.extents, grain, target.tiles_per_ipu).astype(np.int64)
         # The longest block has its share of the grains, rounded up, but no more than the dimension.
         longest = [
@@ -346,7 +353,7 @@ class Candidates:
         return CostedCandidate(int(smallest[fastest]), parts[:, fastest])
 
     def cost_parts(self, numbers: np.ndarray) -> np.ndarray:
-        """Cycles by part of `PlanCost` of the candidates of some numbers, int64[5, numbers]."""
+        """Cycles of some candidates, in the parts of a `PlanCost`, int64[5, candidates]; `numbers` index candidates."""
         block = Dims.of([length[numbers] for length in self.block])
         slots = self.slots[numbers]
         copying = rearrangement_cycles(self.kind, self.spec, block, self.target, slots) + self.gathering_cycles[numbers]
@@ -371,7 +378,15 @@ class Candidates:
 
 @remembered
 def _splits(extents: Dims[int], grain: Dims[int], max_blocks: int) -> np.ndarray:
-    """Numbers of blocks of each dimension worth trying, uint[dimensions, candidates], narrow for the cache."""
+    """Numbers of blocks of each dimension worth trying, uint[dimensions, candidates].
+
+    The dtype is as narrow as can be, since results are remembered.
+
+    Args:
+        extents: length of each dimension.
+        grain: for each dimension, the number that the lengths of its blocks are multiples of.
+        max_blocks: most blocks of a candidate, all dimensions together.
+    """
     extents_and_grains = list(zip(extents, grain, strict=True))  # of each dimension
     splittable_dims = sum(extent > g for extent, g in extents_and_grains)
     limit = _MAX_SPLITS.get(max(1, splittable_dims), _MANY_DIMS_MAX_SPLITS)

@@ -269,7 +269,7 @@ def _windows_of(
     lhs_dilation: Sequence[int],
     rhs_dilation: Sequence[int],
 ) -> list[Window]:
-    """Window along each field dimension."""
+    """Window of a convolution along each dimension of its field: sizes of input and kernel, padding, strides."""
     sizes = [x.shape[d] for d in params.lhs.field]
     kernel = [w.shape[d] for d in params.rhs.field]
     # Of each field dimension its values, in the order of the members of `Window`.
@@ -323,7 +323,7 @@ def _conv_spec(
     out_dtype: np.dtype[Any],
     partials_dtype: np.dtype[Any],
 ) -> ConvSpec:
-    """What planning depends on: the convolution without its operands, `ConvSpec`."""
+    """What a plan of a convolution depends on: its sizes and dtypes, and the tiles and memory order of its operands."""
     field = range(3, 3 + len(windows))  # memory orders number the dimensions 0 to 2 as below, then those of the field
     return ConvSpec(
         extents=extents,

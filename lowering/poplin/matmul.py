@@ -102,7 +102,14 @@ def _aligned_grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Gri
 
 
 def _plans_on_grid(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
-    """Plan of each kind of vertex that reads the operand `dims`, `LHS` or `RHS`, where it is, by the operand's grid."""
+    """Plans whose vertices are on the tiles that hold an operand, so that it is not exchanged: one a kind of vertex.
+
+    Args:
+        spec: the product.
+        dims: the dimensions of that operand, `LHS` or `RHS`.
+        grid: the blocks of the operand on tiles, of which each vertex computes with one.
+        target: the machine.
+    """
     # Arrays of candidates, of which there is one.
     splits = np.array([[len(cut) - 1] for cut in grid.cuts], np.int64)
     longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
@@ -230,7 +237,10 @@ def _choose_plan(
 
 
 def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:
-    """Plans in which one operand is not exchanged."""
+    """Plans of a product on the tiles of one of its operands, which then is not exchanged: at most one for each.
+
+    An operand has such a plan if it is mapped in several blocks, each on a tile of its own.
+    """
     graph = Graph(target)
     for operand, dims in zip(operands, (LHS, RHS), strict=True):
         blocks = None if operand.mapping is None else blocks_of(graph, operand.add_to(graph))
@@ -240,7 +250,10 @@ def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands:
 
 
 def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
-    """Maps the operands, [G, M, K] and [G, K, N], and adds all steps of a plan; returns the result, [G, M, N]."""
+    """Maps the operands of a product by its plan, and adds all steps, in which parts of it are computed in turn.
+
+    Operands are [G, M, K] and [G, K, N], the result is [G, M, N].
+    """
     graph = builder.graph
     grid = _grid(plan)  # axes G, M, K, N
     reordered = rearranged(plan.kind, plan.spec, graph.target)
@@ -275,7 +288,7 @@ def _add_step(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any
 
 @remembered
 def _grid(plan: Plan) -> Grid:
-    """Blocks along G, M, K, N."""
+    """Blocks of a plan along the dimensions of a product, G, M, K and N; a plan has them along a convolution's."""
     grid = plan.grid()
     axes = (GROUPS, FIELD, IN_CHANNELS, OUT_CHANNELS)
     single = [axis for axis in range(grid.tile.ndim) if axis not in axes]  # batch and kernel, of one block

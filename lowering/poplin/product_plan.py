@@ -279,7 +279,10 @@ def _unbeaten_plans(
     max_cycles: int,
     fragment_cycles: float,
 ) -> tuple[Plan, ...]:
-    """Plans of one kind of vertex, see `Candidates.trade_off`; grains are often those with `in_groups` too."""
+    """Plans of one kind of vertex of which none is better in both cycles and bytes, see `Candidates.trade_off`.
+
+    It is remembered, since a search with `in_groups` often has the same grains as one without.
+    """
     candidates = Candidates.of(kind, spec, target, grain).within(bound_bytes, max_cycles)
     choices = candidates.trade_off(bound_bytes, max_cycles, fragment_cycles)
     return tuple(plan_of_candidate(candidates, choice) for choice in choices)

@@ -88,7 +88,10 @@ _KERNEL_ROWS_IN_GROUP = 4
 
 
 def _channel_groups(kind: VertexKind, spec: ConvSpec, target: Target) -> tuple[int, int]:
-    """Input and output channels of a group of the vertex; 1 where other dimensions are its channels, or none."""
+    """Numbers of input and of output channels of a group as an AMP vertex reads them: blocks are padded to multiples.
+
+    1 for a vertex without AMP, and where other dimensions take the role of the channels.
+    """
     precision = arithmetic(spec, target).precision
     if precision is None or not kind.uses_amp:
         return 1, 1
@@ -129,7 +132,14 @@ def slow_rearrangement(
 ) -> list[SlowPath]:
     """Cycles beyond those of whole rows, with their reason, of operands whose rows of channels are no whole vectors.
 
-    They are copied by atoms, the largest pieces that divide a row. Arguments are those of `rearrangement_cycles`.
+    They are copied by atoms, the largest pieces that divide a row.
+
+    Args:
+        kind: kind of vertex.
+        spec: the convolution.
+        block: lengths of the block.
+        target: the machine.
+        slots: partial results of each element; several are not copied.
     """
     rows = _rearranged_data(kind, spec, target).rows
     moved_bytes = _moved_bytes(kind, spec, block, target, slots)

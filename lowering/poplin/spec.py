@@ -162,7 +162,7 @@ class ConvSpec:
 
     @property
     def code(self) -> ConvSpec:
-        """Convolution of meaningless extents, equal for all convolutions of one codelet."""
+        """Key of the codelet: this convolution with meaningless extents, equal for all whose vertices have one code."""
         rank = len(self.in_field)
         return replace(
             self,

@@ -39,6 +39,7 @@ class PlanCost:
 
     @property
     def total_cycles(self) -> int:
+        """Cycles of all parts together: phases of an IPU follow each other."""
         return (
             self.exchange_cycles
             + self.compute_cycles
@@ -138,12 +139,17 @@ class Grid:
 
 @remembered
 def _grid(plan: Plan) -> Grid:
-    """Even blocks on the first tiles, numbered so that neighbours share operands, see `output_order`."""
+    """Even blocks of a plan, one on each of the first tiles, numbered so that neighbouring tiles share operands.
+
+    Axes are those of `Dims`: batch, groups, channels, then the field (the image's dimensions) and the kernel.
+    """
     rows = zip(plan.spec.extents, plan.splits, plan.grains, strict=True)
     cuts = tuple(even_cuts(extent, blocks, grain) for extent, blocks, grain in rows)
     counts = list(plan.splits)
     rank = len(plan.splits.field)
-    order = [GROUPS, IN_CHANNELS, *range(FIELD + rank, FIELD + 2 * rank), *output_order(plan.kind, rank)]
+    kernel = range(FIELD + rank, FIELD + 2 * rank)
+    # Axes, outermost first, in which tiles count: groups, the reduced ones, then those of outputs.
+    order = [GROUPS, IN_CHANNELS, *kernel, *output_order(plan.kind, rank)]
     numbers = np.arange(prod(counts)).reshape([counts[axis] for axis in order])
     return Grid(cuts, frozen(np.transpose(numbers, np.argsort(order)), np.int32))
 

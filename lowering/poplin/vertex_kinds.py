@@ -100,7 +100,10 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups: bool = False) -> Dims[int]:
-    """Multiples of the cuts of each dimension; with `in_groups` multiples of the operands' channel groups too."""
+    """Number of which cuts of each dimension are multiples, so that no unit of a vertex of the kind is idle.
+
+    With `in_groups` cuts are multiples of the channel groups, too, in which the operands are stored.
+    """
     grain = _kind_grains(kind, spec, target, in_groups=in_groups)
     if not in_groups:
         return grain

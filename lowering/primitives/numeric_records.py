@@ -193,7 +193,7 @@ def _bitcast_factors(eqn: JaxprEqn) -> Factors:
 
 
 def elementwise_record(name: str) -> PrimitiveRecord:
-    """The record of an elementwise primitive: what passes need to know of it; `name` is that of the primitive."""
+    """The record of an elementwise primitive, by its name: whether it is commutative, cheap, compares, or is linear."""
     return PrimitiveRecord(
         elementwise,
         cost="elementwise",

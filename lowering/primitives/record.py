@@ -98,12 +98,15 @@ def factors_except(eqn: JaxprEqn, whole_dims: Sequence[int]) -> Factors:
 
 
 def elementwise(eqn: JaxprEqn) -> Factors:
-    """One factor a dimension."""
+    """Index space of an elementwise equation: an index, or factor, for each dimension."""
     return factors_except(eqn, ())
 
 
 def batched(eqn: JaxprEqn, batch: int) -> Factors:
-    """One factor for each of the first dimensions, which count independent problems."""
+    """Index space of independent problems: a factor (index) for each of the first `batch` dimensions, which count them.
+
+    The other dimensions are of one problem, which is not split.
+    """
 
     def factor_numbers(shape: Sequence[int]) -> list[int | None]:
         return [d if d < batch else None for d in range(len(shape))]
@@ -113,7 +116,7 @@ def batched(eqn: JaxprEqn, batch: int) -> Factors:
 
 
 def each_alone(eqn: JaxprEqn) -> Factors:
-    """Results that are their operands, each with factors of its own."""
+    """Index space of an equation with a result like each operand, as a barrier: indices of their own for each."""
     numbers: list[Sequence[int]] = []
     first = 0
     for shape in shapes(eqn.invars):

@@ -173,7 +173,15 @@ def _reshape_factors(eqn: JaxprEqn) -> Factors:
 def _skip_ones(
     remaining: list[list[int]], open_labels: list[list[int]], labels: tuple[list[tuple[int, ...]], ...]
 ) -> None:
-    """Closes dimensions of size 1 on either side, which no factor runs over."""
+    """Gives the next dimensions of size 1 of a reshape no factor, on either side; the lists are updated.
+
+    Lists have an item for each side, before (0) and after (1) the reshape.
+
+    Args:
+        remaining: sizes of dimensions to which no factors are assigned yet, major first.
+        open_labels: factors so far of the first of these dimensions.
+        labels: factors of each dimension before it.
+    """
     for side in (0, 1):
         while remaining[side] and remaining[side][0] == 1 and not open_labels[side]:
             labels[side].append(())
@@ -293,12 +301,12 @@ _RANK_DIMS: dict[str, _RankDims] = {
 
 
 def _dims_of_ranks(dim: int, is_tiled: bool) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the dimension of all ranks' parts, and, of values of one rank, that of its part, if it has one."""
+    """Dimensions of ranks: of the value with the parts of all ranks, and of one rank's, which has it if tiled."""
     return frozenset({dim}), frozenset({dim} if is_tiled else ())
 
 
 def _rank_factors(eqn: JaxprEqn, dims: _RankDims) -> Factors:
-    """Index space of a collective: a factor for each dimension but those that are parts of ranks."""
+    """Index space of a collective: a factor (index) for each dimension but those that it cuts, or joins, by rank."""
 
     def factor_numbers(shape: Sequence[int], whole_dims: frozenset[int]) -> list[int | None]:
         numbers = count()

@@ -99,7 +99,15 @@ class ChainPlans:
 
 
 class _StashPlans:
-    """The best plans of a chain with several inputs in flight; its input is not counted."""
+    """The best plans of a chain with several inputs in flight; the bytes of its input are not counted.
+
+    They divide the bytes that there are into working bytes, which count once, and stored bytes, which count for each
+    input in flight.
+
+    Args:
+        table: the least costs of segments of the chain.
+        in_flight: number of inputs whose forward task has run and whose backward task has not.
+    """
 
     def __init__(self, table: SegmentTable, in_flight: int) -> None:
         self._table = table
@@ -108,7 +116,10 @@ class _StashPlans:
 
     @cached_property
     def _working_sizes(self) -> list[int]:
-        """Working bytes that are tried, ascending, with the fewest to store all, and the fewest to recompute all."""
+        """Numbers of working bytes to search plans with, ascending: a sample of those at which plans change.
+
+        Always among them are the fewest with which all values can be stored, and with which none need be.
+        """
         to_store_all = max(map(self._bytes_to_save, range(len(self._table.steps))))
         sizes = np.unique(np.concatenate([curve.num_bytes for curve in self._table.curves.values()]))
         sizes = sizes[sizes >= to_store_all]  # with fewer, some step could not even be saved
@@ -118,7 +129,7 @@ class _StashPlans:
 
     @cached_property
     def curve(self) -> Curve:
-        """Trade-off curve of the entire chain."""
+        """Fewest cycles of the entire chain by bytes, those of all inputs in flight together."""
         stored = [(size, self._stored_curve(size)) for size in self._working_sizes]
         return Curve.best_of([Curve(x.num_bytes * self._in_flight + size, x.cycles) for size, x in stored])
 
@@ -127,8 +138,8 @@ class _StashPlans:
         return self._stored_curves(working_bytes)[0]
 
     def plan(self, num_bytes: int) -> list[StepAction]:
-        """The actions of the chain, in order, in so many bytes, which its curve must hold."""
-        # What remains for values stored for one input, by the working bytes.
+        """The actions of the plan with fewest cycles in `num_bytes`, which must be enough for one: see `curve`."""
+        # By the working bytes: what remains for the values stored for one input.
         stored_bytes = {size: (num_bytes - size) // self._in_flight for size in self._working_sizes}
         curves = {size: self._stored_curve(size) for size in self._working_sizes}
         fitting = [size for size, curve in curves.items() if curve.holds(stored_bytes[size])]
@@ -136,7 +147,7 @@ class _StashPlans:
         return self._actions(best, stored_bytes[best])
 
     def _bytes_to_save(self, step: int) -> int:
-        """Working bytes of a step that saves all values of its backward part: those that are not stored for it."""
+        """Working bytes that a step takes if all values for its backward part are stored: bytes of all other values."""
         chain_step = self._table.steps[step]
         input_bytes = self._table.input_bytes
         backward = (

@@ -123,7 +123,12 @@ class ChainSteps:
         return [self._defining_eqn[var] for var in self.operands(eqn.invars) if var in self._defining_eqn]
 
     def _limits(self, eqn: JaxprEqn) -> list[int]:
-        """For each value that an equation of the gradient reads the last step in which it may run."""
+        """Upper bounds of the step in which an equation of the gradient may run, one for each forward value it reads.
+
+        The gradient runs the steps from last to first, so a higher step is earlier. A value that is recomputed with its
+        step exists from the step of its last use on. The bound of one that is always stored (fixed) is not below the
+        step that computes the recomputed ones.
+        """
         flow = self.flow
         unfixed = self._unfixed(eqn.invars)
         defined = max((self.step_of(flow.definition[value]) for value in unfixed), default=0)

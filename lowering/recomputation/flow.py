@@ -80,7 +80,11 @@ class DataFlow:
         return bool(eqn.outvars) and eqn.outvars[0] in self.views
 
     def _fixed_values(self) -> set[Var]:
-        """Values with other uses, of effects, states and collectives, and those that a checkpoint's policy saves."""
+        """Values that are always stored, as they must not or need not be computed again.
+
+        They are values with uses outside, results of equations with effects or states and of collectives, and those
+        that the policy of a checkpoint saves.
+        """
         fixed = set(self.forward_values(list(self.external)))
         for eqn in self.forward:
             if eqn.effects or has_state(eqn) or is_collective(eqn) or holds_pipeline(eqn):

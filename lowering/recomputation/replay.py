@@ -36,6 +36,7 @@ class _Replay:
     """The backward part, action by action; `copied` has the results of copies in `eqns`."""
 
     def __init__(self, steps: ChainSteps) -> None:
+        """Begins a backward part without equations, in which nothing has been recomputed."""
         self._steps = steps
         self._flow = steps.flow
         self._copy: dict[Var, Var] = {}  # latest copy of each value

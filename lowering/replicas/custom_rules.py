@@ -38,7 +38,12 @@ class CustomRule:
     replicas: int
 
     def __call__(self, operands: Sequence[jax.Array], further: Sequence[jax.Array]) -> list[jax.Array]:
-        """Results of all local replicas."""
+        """Results of all local replicas, with a derivative by the user's rule: a `custom_jvp` or `custom_vjp` again.
+
+        Args:
+            operands: operands of the equation on all local replicas.
+            further: values that the evaluation needs beside them, which have no derivative.
+        """
         if self.eqn.primitive.name == "custom_jvp_call":
             with_jvp = jax.custom_jvp(self._results)
             with_jvp.defjvp(self._jvp)
@@ -55,7 +60,15 @@ class CustomRule:
         return list(eval_equation(self.eqn, *operands))
 
     def _of_all(self, fun: Callable[..., Any], further: list[Any], *values: Any) -> Any:
-        """Results of a function of one replica, whose operands and results are trees of arrays."""
+        """Results of a function of one replica, `fun`, on the values of all replicas.
+
+        It is traced over the axis of replicas, so that its collectives mean them, then evaluated on stacked arrays.
+
+        Args:
+            fun: the function; operands and results are trees of arrays.
+            further: values that the evaluation needs beside the operands.
+            values: its operands, each array with the replicas in dimension 0.
+        """
         leaves, tree = jax.tree.flatten(values)
         shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves]
         traced, results = trace_over_axis(
@@ -64,13 +77,17 @@ class CustomRule:
         return jax.tree.unflatten(jax.tree.structure(results), self.evaluate(traced, leaves, further))
 
     def _jvp(self, primals: tuple[list[Any], list[Any]], tangents: tuple[list[Any], list[Any]]) -> Any:
+        """Results and their tangents on all replicas: JAX's own rule of `custom_jvp`, with the user's for one replica.
+
+        Values of integers have no tangent: tangents are those of inexact values alone until `_for_all` adds the others.
+        """
         operands, further = primals
 
-        def alone(xs: list[Any], dxs: list[Any]) -> Any:
+        def jvp_of_replica(xs: list[Any], dxs: list[Any]) -> Any:
             results, changes = jax.jvp(self._alone, xs, _for_all(xs, dxs))
             return results, _of_inexact(results, changes)
 
-        results, changes = self._of_all(alone, further, operands, _of_inexact(operands, tangents[0]))
+        results, changes = self._of_all(jvp_of_replica, further, operands, _of_inexact(operands, tangents[0]))
         return results, _for_all(results, changes)
 
     def _forward(self, operands: list[Any], further: list[Any]) -> Any:
@@ -78,12 +95,19 @@ class CustomRule:
         return results, (pullback, operands, results, further)
 
     def _backward(self, saved: Any, cotangents: list[Any]) -> Any:
+        """Cotangents of the operands on all replicas, from those of the results: the second half of `custom_vjp`.
+
+        Args:
+            saved: values from `_forward`: the pullback of one replica, operands, results and further values.
+            cotangents: cotangents of the results.
+        """
         pullback, operands, results, further = saved
 
-        def alone(pullback: Any, xs: list[Any], ys: list[Any], dys: list[Any]) -> Any:
+        def pullback_of_replica(pullback: Any, xs: list[Any], ys: list[Any], dys: list[Any]) -> Any:
             return _of_inexact(xs, pullback(_for_all(ys, dys)))
 
-        changes = self._of_all(alone, further, pullback, operands, results, _of_inexact(results, cotangents))
+        result_cotangents = _of_inexact(results, cotangents)
+        changes = self._of_all(pullback_of_replica, further, pullback, operands, results, result_cotangents)
         return _for_all(operands, changes), _for_all(further, [])
 
 

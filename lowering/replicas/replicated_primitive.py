@@ -49,7 +49,7 @@ class BlockSplit:
         return tuple(n // count for n, count in zip(shape, self.counts, strict=True))
 
     def split(self, x: jax.Array) -> jax.Array:
-        """Blocks of all replicas, [replicas, *local]."""
+        """Cuts an array into blocks, and gives each replica the one of its number: [replicas, *shape of a block]."""
         local = self.local_shape(x.shape)
         rank = len(local)
         # Each dimension becomes [count, size of a block]; the counts go to the front and are one number of a block.

@@ -115,7 +115,10 @@ class _Analysis:
         return [self.common(a, b) for a, b in zip(values, other_values, strict=True)]
 
     def _scan(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        """Classes of a loop's results: those of its carry split until an iteration splits no more."""
+        """For each result of a `scan` the classes of replicas that agree on it: a fixpoint over its iterations.
+
+        An iteration may make replicas disagree on a carry, which splits its classes, until none splits any more.
+        """
         body = scan_body(eqn.params)
         consts, carry, stacks = (operands[places] for places in body.operands)
         while True:

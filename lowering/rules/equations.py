@@ -40,7 +40,10 @@ _UPDATES = ("dynamic_update_slice", *SCATTERS)  # the result is the first operan
 
 
 def _destinations_with_updated(eqns: Sequence[JaxprEqn], destinations: Mapping[Var, Tensor]) -> dict[Var, Tensor]:
-    """Destinations by variable, and for an array whose update has a destination the same one: it is updated in it."""
+    """Destinations by variable, extended to arrays before their updates, so that updates are in place.
+
+    An array is computed where the result of its update goes, and is updated there.
+    """
     extended = dict(destinations)
     # From last to first, so that all arrays of a chain of updates get the destination of the last.
     for eqn in reversed(eqns):

@@ -245,7 +245,10 @@ class Times:
 
 
 def in_order(parts: Sequence[Times], as_slots: bool = False) -> TaskList:
-    """The tasks of one IPU, by their times; with `as_slots` the times are their slots in the grid."""
+    """The tasks of one IPU in the order of their times, from parts of one stage and kind with a time a micro-batch.
+
+    With `as_slots` times are also the slots of the grid, columns of equal time on all IPUs, in which the tasks run.
+    """
     times = np.concatenate([part.times for part in parts])
     order = np.argsort(times, kind="stable")
     lengths = [len(part.times) for part in parts]

@@ -48,10 +48,11 @@ class Block:
         return self._iterations(0, self.count)
 
     def by(self, multiple: int) -> tuple[Block, ...]:
-        """Joins iterations until those of the block are a multiple of `multiple` micro-batches apart.
+        """Joins iterations of the loop to longer ones, which are a multiple of `multiple` micro-batches apart.
 
-        So if micro-batch j uses variable j mod `multiple`, all iterations of a slot use the same variables, as a loop
-        needs. Returns the block of joined iterations, and one of those that are left over, if any.
+        Micro-batch j uses variable j mod `multiple`, as buffers rotate: so all iterations of a longer one use the same
+        variables at the same place, as a loop needs. Returns the block of the longer iterations, and one of those that
+        are left over, if any.
         """
         if self.count == 1:
             return (self,)

@@ -220,7 +220,7 @@ class Chimera(Schedule):
 
 
 def _num_ipus(name: str, num_stages: int) -> int:
-    """Half of the stages; refuses an odd number."""
+    """Number of IPUs of a schedule that puts two stages on each; refuses an odd number of stages."""
     if num_stages % 2:
         raise ScheduleError(
             f"the schedule {name!r} puts two stages on every IPU, one for each direction",

@@ -89,7 +89,7 @@ def real_dynamic_slice_rule(scope: Scope, op: Operation, operands: Values) -> Se
 
 
 def dynamic_slice_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
-    """Part at a position of the run, clamped to the array."""
+    """`stablehlo.dynamic_slice`: a part at a position that is known when it runs, clamped to the array."""
     x, *starts = operands
     sizes = ints(op, "slice_sizes")
     if all(isinstance(start, np.ndarray) for start in starts):

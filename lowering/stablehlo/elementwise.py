@@ -144,7 +144,7 @@ class Words64:
 
 
 def bitcast_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
-    """Bits as numbers of another dtype."""
+    """`stablehlo.bitcast_convert`: bits as numbers of another dtype; 64 bits that JAX lacks are pairs of words."""
     (x,) = operands
     dtype = dtype_of(op.results[0].type)
     if isinstance(x, Words64):

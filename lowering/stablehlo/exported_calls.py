@@ -214,6 +214,7 @@ def _reached_functions(scope: Scope, names: Sequence[str]) -> list[str]:
 
 
 def _inner_operations(op: Operation) -> list[Any]:
+    """Operations in the regions of another, such as the body of a loop, and those inside of them, outer ones first."""
     return [
         nested
         for region in op.regions
@@ -301,6 +302,7 @@ def _without_sharding(aval: Any) -> Any:
 
 
 def _no_counterpart(exported: Any, part: str, eqn: JaxprEqn) -> GraphError:
+    """Error for a function that was exported for several devices, and has a `part` that no program of IPUs can do."""
     return GraphError(
         f"{exported.fun_name}, exported for {exported.nr_devices} devices, has no counterpart on IPUs",
         where=source_line(eqn) or None,

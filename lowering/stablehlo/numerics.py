@@ -137,7 +137,7 @@ def _precision_of(op: Operation) -> Any:
 
 
 def dot_general_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
-    """Product of arrays over contracted dimensions."""
+    """`stablehlo.dot_general`: the product of arrays over contracted dimensions, as JAX's of the same parameters."""
     numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     contracted = (tuple(numbers.lhs_contracting_dimensions), tuple(numbers.rhs_contracting_dimensions))
     batch = (tuple(numbers.lhs_batching_dimensions), tuple(numbers.rhs_batching_dimensions))

@@ -76,7 +76,7 @@ def shardings_of(exported: Any, meshes: Mapping[str, AbstractMesh]) -> tuple[Seq
 
 
 def constraint_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
-    """Array with a sharding."""
+    """`sdy.sharding_constraint`: the array, with the constraint as JAX's; refuses a sharding that JAX cannot state."""
     attribute = sdy.TensorShardingAttr(op.attributes["sharding"])
     reference = attribute.mesh_or_ref
     name = str(reference).lstrip("@")

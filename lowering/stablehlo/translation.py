@@ -215,7 +215,10 @@ class Scope:
         raise UntranslatedError("a block without an end")
 
     def results(self, op: Operation, operands: Values) -> Values:
-        """Values of the results of an operation."""
+        """Values of the results of an operation, by its rule.
+
+        An operation that the rule cannot translate, or that has none, is a call of a module of it alone (`SINGLE`).
+        """
         try:
             return self._results_of(self.rules.get(op.name, self.rules[SINGLE]), op, operands)
         except UntranslatedError:

@@ -390,7 +390,16 @@ def _slice_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any, form: _For
 def _moving_codelet(
     name: str, dtype: Any, dims: tuple[int, ...], form: _Form, fields: tuple[Field, ...], compute: Callable[..., Any]
 ) -> Codelet:
-    """Codelet of a form that reads or overwrites a slice along `dims`, field 1, by `compute`."""
+    """Codelet that reads or overwrites a slice.
+
+    Args:
+        name: its name in reports, without form and dtype.
+        dtype: dtype of the slice.
+        dims: dimensions that are sliced, of field 1, which is the slice.
+        form: whether one vertex is run by all workers of its tile, or by one (`2d`).
+        fields: the vertex's fields.
+        compute: computes results from the values of fields.
+    """
     title = f"popops::{name}{'2d' if form == '2d' else ''}<{dtype_name(dtype)}>"
     cycles = partial(_slice_cycles, form, dims, dtype)
     codelet = Codelet(title, fields, compute, cycles, state_bytes=32, code_bytes=300, moves=True)

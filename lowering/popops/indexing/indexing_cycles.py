@@ -157,9 +157,15 @@ def _copying_cycles(
     dtype: Any,
     target: Target,
 ) -> np.ndarray:
-    """Tile cycles of copying rows between a block of a table and look-ups; arguments as of `gather_cycles`.
+    """Tile cycles of copying rows between a block of a table and look-ups.
 
-    Of the look-ups of the tile a worker goes through `worker_lookups`, `hits` of which are in its rows.
+    Args:
+        lookups: number of look-ups that the tile goes through.
+        worker_lookups: those of them that a worker goes through.
+        hits: those of these that point to its rows, and so are copied.
+        row_elements: elements of a row.
+        dtype: their dtype.
+        target: the machine.
     """
     width = element_bytes(dtype)
     # Elements of less than a word are copied a word at a time, of one byte with an instruction more.

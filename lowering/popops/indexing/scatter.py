@@ -129,8 +129,16 @@ def plan_in_steps(
     """Plans a scatter with too many updates for the tiles' memory, in the fewest steps that fit.
 
     Each step scatters a part of the updates, along their outermost dimension of look-ups. The number of steps is a
-    power of 2, or the most that there may be, which is the plan if none fits. Arguments are those of `plan_scatter`:
-    `updates` are combined with `table` at `indices`, and `in_place` overwrites the table.
+    power of 2, or the most that there may be, which is the plan if none fits.
+
+    Args:
+        graph: the graph: its mappings, target and cost per byte.
+        table: tensor of shape `spec.table_shape` with at least one element.
+        indices: integer tensor, index vectors in its last dimension.
+        updates: tensor of shape `spec.update_shape`, combined with the table at these indices.
+        spec: parameters of the scatter.
+        name: debug name.
+        in_place: whether the table, a writable tensor, is overwritten and returned.
     """
     form = _ScatterForm(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1
@@ -299,7 +307,7 @@ class _ScatterForm:
         return spans(self.table.shape, range(self.table.ndim))
 
     def _scatter_codelet(self) -> Codelet:
-        """Codelet of the vertices: by this form it reads a table, overwrites it, or fills one with a constant first."""
+        """Codelet of the vertices, whose table begins as a copy of one, or as a constant, or is overwritten itself."""
         constant = self._fill_constant()
         return scatter_codelet(
             self.table.dtype,
@@ -435,12 +443,12 @@ class _ScatterForm:
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
     def _operand_axes(self) -> _OperandAxes:
-        """Numbers the vertex axes that the dimensions of indices and updates run along.
+        """Numbers the axes of a scatter's vertices that dimensions of indices and updates run along.
 
-        The first axes are those of the index space, which placements cut: the table's dimensions, and that of updates
-        if these are cut. A dimension of indices or updates runs along one of them if it is batched, or covers a
-        dimension of the table in full, or is `cut`. Others get new axes after those, which are never cut. Dimensions of
-        look-ups have one axis in indices and updates.
+        By these a block of the index space has its parts of both operands. The first axes are the index space, which
+        placements cut: the table's dimensions, and one of updates if these are cut. A dimension of indices or updates
+        runs along one of them if it is batched, covers a dimension of the table in full, or is `cut`. Others get new
+        axes after those, which are never cut. Dimensions of look-ups have one axis in indices and updates.
         """
         spec = self.spec
         numbers = spec.numbers

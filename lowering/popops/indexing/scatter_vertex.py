@@ -284,7 +284,7 @@ class _Work(NamedTuple):
 
 
 def _work(spec: ScatterSpec, shapes: BlockShapes) -> _Work:
-    """Work of a scatter vertex, from the lengths of its blocks."""
+    """Work of a scatter vertex: look-ups that it tells apart, and those whose updates are expected in its block."""
     indices, updates, table = shapes[-3:]
     sizes = spec.update_sizes()
     lookups = total_elements(indices[:-1])

@@ -171,8 +171,10 @@ def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> tuple[Scatte
 def gather_in_memory_order(
     builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence[int], spec: GatherSpec
 ) -> Tensor:
-    """Looks up slices of a table of `spec.table_shape`, over the dimensions of its variable where that is possible.
+    """Looks up slices of a table of `spec.table_shape`, in the order it has in memory, so that it is not rearranged.
 
+    A table may be a view, such as a transposed variable: then lookups are over the dimensions of the variable, where
+    one can write them so.
     Args:
         table: tensor with at least one element.
         indices: integer tensor, index vectors in its last dimension.
@@ -205,7 +207,10 @@ class OrderedScatter(NamedTuple):
 
 
 def scatter_in_memory_order(spec: ScatterSpec, table: Tensor, updates: Tensor) -> OrderedScatter:
-    """Rewrites a scatter over the dimensions of its table's variable, where that is possible."""
+    """Rewrites a scatter to the order that its table has in memory, where one can, so that no table is rearranged.
+
+    A table may be a view, such as a transposed variable: then the dimensions of the variable are those of the scatter.
+    """
     order = _order_of_table(table, updates)
     rewritten = scatter_over_variable(spec, order)
     if rewritten is None:

@@ -296,7 +296,16 @@ class _IndexSpace:
         return [*tensors, *self._add_grid(flat, grid, reductions)]
 
     def _add_grid(self, flat: Kernel, grid: Grid, reductions: Sequence[Reduction]) -> list[Tensor]:
-        """Adds the vertices of a grid, and the combination of their partial results; returns the reductions."""
+        """Adds the vertices of a grid of blocks, then the combination of their partial results.
+
+        Args:
+            flat: the kernel, of operands as variables.
+            grid: the blocks, one a vertex.
+            reductions: what it reduces, over axes of its results.
+
+        Returns:
+            The result of each reduction.
+        """
         grid_reductions = tuple(replace(r, axes=grid.axes_of(r.axes, self.shape)) for r in reductions)
         placement = blocked_mapping([axis.cuts for axis in grid.axes], grid.tile)
         partials = [  # for each reduction the tensor that it writes, and the vertices' access to that

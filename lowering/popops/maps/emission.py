@@ -123,7 +123,17 @@ def _constant_key(variable: Variable) -> object:
 def _record_emission(
     builder: Builder, operands: Sequence[Variable], variables: Sequence[Variable], results: Sequence[Tensor]
 ) -> Emission | None:
-    """Emission to replay on other operands; None for a program of more than vertices on mapped variables."""
+    """Records the vertices and variables that a map added, to add the like for other operands without a plan.
+
+    Args:
+        builder: what the map was added with, whose program has nothing but the map.
+        operands: variables that it reads.
+        variables: variables that it added.
+        results: its results.
+
+    Returns:
+        The record; None if more was added than vertices, or if variables have no mapping yet.
+    """
     steps = builder.prog.children()
     sets = [step.compute_set for step in steps if isinstance(step, Execute)]
     graph = builder.graph

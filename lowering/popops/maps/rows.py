@@ -162,7 +162,14 @@ def _add_rows(
 ) -> list[Tensor]:
     """Adds vertices on entire rows by a placement; returns a new tensor for each result.
 
-    Arguments are those of `by_rows`; results whose rows have another length than those of operands get an axis of it.
+    Args:
+        builder: graph, program and debug name.
+        codelet: its fields are the operands, the scalars and the results, in this order.
+        operands: tensors of one shape.
+        results: row length and dtype of each result; rows of another length than the operands' get an axis of it.
+        axis: the dimension of rows, which is not cut.
+        placement: blocks of the operands, and their tiles.
+        scalars: tensors that every vertex reads as a whole.
     """
     shape = operands[0].shape
     rank = len(shape)

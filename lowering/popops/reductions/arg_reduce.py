@@ -192,7 +192,9 @@ class _PickCost:
         return np.where(blocks > 1, step.total_cycles, 0.0)
 
 
-def _search_cycles(rows_of_workers: bool, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+def _search_cycles(
+    dtype: Any, axis: int, shapes: BlockShapes, target: Target, *, rows_of_workers: bool = False
+) -> np.ndarray:
     lengths = shapes[0]
     outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
     return _rows_search_cycles(dtype, outputs, lengths[axis], target, rows_of_workers=rows_of_workers)
@@ -201,7 +203,10 @@ def _search_cycles(rows_of_workers: bool, dtype: Any, axis: int, shapes: BlockSh
 def _rows_search_cycles(
     dtype: Any, rows: np.ndarray, length: np.ndarray, target: Target, *, rows_of_workers: bool
 ) -> np.ndarray:
-    """Tile cycles to search rows of a length: each worker has rows of its own, else all share one row after another."""
+    """Tile cycles to search rows of a length for their largest or smallest element.
+
+    With `rows_of_workers` each worker has rows of its own, else all workers share one row after another.
+    """
     emulated = emulation(dtype, "add", target)
     search = _IN_ASSEMBLY if emulated.width in ("float", "half") else _COMPILED
     element = search.element * emulated.factor + emulated.cast_cycles
@@ -219,7 +224,8 @@ def _share(length: np.ndarray, target: Target) -> np.ndarray:
     return np.minimum(length, np.maximum(_LEAST_SHARE, -(-length // target.worker_contexts)))
 
 
-def _search_parts(rows_of_workers: bool, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+def _search_parts(axis: int, shapes: BlockShapes, target: Target, *, rows_of_workers: bool = False) -> np.ndarray:
+    """Work that workers share, for reports: rows of a block, or vectors of one row if all share one after another."""
     lengths = shapes[0]
     if rows_of_workers:
         return total_elements([n for d, n in enumerate(lengths) if d != axis])
@@ -237,7 +243,8 @@ def _search_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
     def compute(x: jax.Array) -> jax.Array:
         return search(x, axis, index_dtype)
 
-    cycles, parts = partial(_search_cycles, False, dtype, axis), partial(_search_parts, False, axis)
+    cycles = partial(_search_cycles, dtype, axis)
+    parts = partial(_search_parts, axis)
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
     title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=500, compares="order", parts=parts)
@@ -256,7 +263,8 @@ def _pair_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet
         index = extreme.search(x, axis, index_dtype)
         return extreme.reduce(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
 
-    cycles, parts = partial(_search_cycles, False, dtype, axis), partial(_search_parts, False, axis)
+    cycles = partial(_search_cycles, dtype, axis)
+    parts = partial(_search_parts, axis)
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
     title = f"popops::{kind.title()}Partials<{dtype_name(dtype)}>"
     return Codelet(
@@ -286,7 +294,8 @@ def _pick_codelet(kind: str, dtype: Any, index_dtype: Any) -> Codelet:
         best = search(values, 0, np.dtype(np.int32))  # number of the block
         return jnp.take_along_axis(indices, best[None], 0)[0]
 
-    cycles, parts = partial(_search_cycles, True, dtype, 0), partial(_search_parts, True, 0)
+    cycles = partial(_search_cycles, dtype, 0, rows_of_workers=True)  # each worker has results of its own
+    parts = partial(_search_parts, 0, rows_of_workers=True)
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
     title = f"popops::{kind.title()}Pick<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, state_bytes=28, code_bytes=500, compares="order", parts=parts)

@@ -160,9 +160,16 @@ def combining_cycles(
     target: Target,
     cycles_per_byte: float,
 ) -> int:
-    """Cycles of `combining_cost` for one partition, of `slots` partial results, and its `longest` block of results.
+    """Cycles to combine partial results after an operation, on the tiles that have them.
 
-    The other arguments are equal.
+    Args:
+        slots: partial results of each result, each on a tile of its own.
+        longest: lengths of the largest block of results.
+        shape: shape of all results.
+        dtype: their dtype.
+        monoid: monoid by which partial results combine.
+        target: the machine.
+        cycles_per_byte: cost of a byte of exchange code.
     """
     lengths = np.array(longest, np.int64)[:, None]
     cost = combining_cost(np.array([slots]), lengths, shape, dtype, monoid, target, cycles_per_byte)

@@ -183,7 +183,7 @@ def _cycles(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes
 
 
 def _parts(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Parts of the loop or the reduction that keeps most workers busy; the others have fewer."""
+    """Parts that workers can do at once, of each block: the most of its loop and of its reductions."""
     elements = block.elements(shapes)
     largest = np.asarray(0)
     if loop.is_run:
@@ -229,7 +229,10 @@ def _codelet_with_axes(kernel: Kernel, sources: Sequence[Sequence[int]]) -> Code
 
 
 def _comparison(kernel: Kernel) -> Comparison:
-    """What steps and reductions compare of different values."""
+    """Kind of comparison of values in a kernel, as of `Codelet.compares`: "equality", "order" or "nothing".
+
+    The engine computes compared values once, so that they round alike.
+    """
     steps = [step for step in kernel.steps if len({x for x in step.operands if isinstance(x, int)}) > 1]
     names = {step.op.name for step in steps}
     if not names.isdisjoint(_TESTING_EQUALITY):

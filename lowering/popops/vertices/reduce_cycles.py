@@ -105,7 +105,7 @@ def _vector_cycles(monoid: str, dtype: Any, vector: int, target: Target) -> Any:
 def _cycles_by_form(
     monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tile cycles of a reduction in each of PopLibs' forms, arguments as of `reduce_cycles`.
+    """Tile cycles of a reduction in each of PopLibs' forms: of `reduced` elements into each of `outputs` results.
 
     First strided: the elements of one result are a row apart, and whole vectors of neighbouring results accumulate.
     Then continuous, where the elements of a result are neighbours: workers share the results; or those of each result.

@@ -28,7 +28,10 @@ from ipujax.runtime.tensor import VECTOR_BYTES, dtype_name, element_bytes
 
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """Element along some dimensions that has bits other than zero, if any."""
+    """Reduction by the monoid "only": of values of which at most one has bits other than zero, that one, bit for bit.
+
+    Bits are added as integers: an addition of floats would lose the sign of −0.0.
+    """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(reduce_only(x.real, axes), reduce_only(x.imag, axes))
     if jnp.issubdtype(x.dtype, jnp.floating):

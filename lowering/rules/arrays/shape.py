@@ -23,7 +23,7 @@ from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 def iota_rule(
     ctx: Context, *, dtype: Any, shape: Sequence[int], dimension: int, sharding: Any
 ) -> Tensor | Sequence[Tensor]:
-    """Index along one dimension."""
+    """Adds the numbers 0, 1, … along one dimension, as `lax.iota`; a view repeats them along the others."""
     if not prod(shape):
         return fallback(ctx)
     numbers = iota(ctx.builder, dtype, shape[dimension])
@@ -139,6 +139,7 @@ def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> S
 
 
 def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
+    """View of an array repeated `reps` times along each dimension, as `jnp.tile`."""
     (aval,) = ctx.out_avals
     shape = (1,) * (len(reps) - x.ndim) + x.shape
     # A dimension of repetitions before each of elements, joined with it at last.

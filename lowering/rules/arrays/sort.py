@@ -30,7 +30,7 @@ _MOST_PARTS = 32  # parts of a row that fits; assumed: more take more merge step
 
 
 def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, num_keys: int) -> Sequence[Tensor]:
-    """Several tensors sorted together along one dimension."""
+    """Adds a sort of several tensors together along one dimension; long rows are sorted in parts on several tiles."""
     if not operands[0].size:
         return fallback(ctx, *operands)
     parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands], _MOST_PARTS)
@@ -76,7 +76,7 @@ def _sort_in_parts(
 
 
 def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor]:
-    """Largest elements along one dimension, and their positions."""
+    """Adds the search for the `k` largest elements along one dimension, and their positions; in parts of long rows."""
     if not x.size or not k:
         return fallback(ctx, x)
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
@@ -87,7 +87,7 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
 
 
 def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: int, **params: Any) -> Sequence[Tensor]:
-    """Largest or smallest elements along one dimension, approximately: XLA may miss some."""
+    """Adds the search for largest or smallest elements along one dimension, approximately: XLA may miss some."""
     if not x.size or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, x)
     axis = reduction_dimension % x.ndim

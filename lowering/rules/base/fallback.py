@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -244,18 +244,16 @@ def _fallback_codelet(
         return tuple(value for n, value in enumerate(results, num_operands) if n in connected)
 
     # An opaque call of a library names the primitive whose work its own is like.
-    operations_an_element, counted = _estimated_work(
-        params.get("work_of", primitive.name), params, shapes, dims, connected
-    )
+    work = _estimated_work(params.get("work_of", primitive.name), params, shapes, dims, connected)
 
     def operations(blocks: BlockShapes) -> np.ndarray:
         if not is_priced:
             return np.zeros((), np.int64)
         if params.get("flops") is not None:  # known for an operation of StableHLO
             return np.asarray(params["flops"], np.int64)
-        elements = [total_elements(blocks[n]) for n in counted]
+        elements = [total_elements(blocks[n]) for n in work.counted_fields]
         largest = np.maximum.reduce(np.broadcast_arrays(*elements)) if elements else np.zeros(())
-        return np.ceil(operations_an_element * largest).astype(np.int64)
+        return np.ceil(work.operations_per_element * largest).astype(np.int64)
 
     def cycles(blocks: BlockShapes, target: Target) -> np.ndarray:
         return target.supervisor_overhead_cycles + _INSTRUCTIONS_PER_ELEMENT * operations(blocks)
@@ -278,12 +276,20 @@ def _fallback_codelet(
     )
 
 
+class _Work(NamedTuple):
+    """Estimated operations of a vertex: so many for each element of the largest block of some fields, by number."""
+
+    operations_per_element: float
+    counted_fields: list[int]
+
+
 def _estimated_work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
-) -> tuple[float, list[int]]:
-    """Estimated operations for an element, and the fields, by number, of whose blocks the largest tells the elements.
+) -> _Work:
+    """Estimated operations of a vertex that calls a primitive, by the sizes of its blocks, for its cycles.
 
-    Of a primitive that solves each column of its last operand by itself, these are that operand and the result.
+    Elements of all fields count, but of a primitive that solves each column of its last operand by itself those of this
+    operand and the result alone.
 
     Args:
         name: primitive.
@@ -299,7 +305,7 @@ def _estimated_work(
     with_columns = (len(shapes) - 2, len(shapes) - 1) if problem.columns is not None else ()
     fields_with_columns = [field for field, n in enumerate(connected) if n in with_columns]
     operations = 1.0 if problem.work is None else problem.work(size)
-    return max(1.0, operations), fields_with_columns or list(range(len(connected)))
+    return _Work(max(1.0, operations), fields_with_columns or list(range(len(connected))))
 
 
 def module_operation_rule(

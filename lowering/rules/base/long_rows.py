@@ -165,24 +165,35 @@ def merge_steps(parts: int) -> list[MergeStep]:
 
 
 def pairs_of(*blocks: jax.Array, step: MergeStep) -> list[jax.Array]:
-    """Pairs of blocks that a step merges, each pair as one row; blocks are along the last dimension but one."""
-    size, mirrored = step
+    """Pairs of parts of rows that a step of a bitonic sort merges, each pair as one row.
+
+    Args:
+        blocks: arrays that are sorted together, [batch …, parts, elements of a part].
+        step: pairs each of the first half of so many neighbouring parts with one of the second half.
+
+    Returns:
+        For each array the pairs, [batch …, groups of neighbours, pairs of a group, elements of two parts].
+    """
+    neighbours, mirrored = step
     *batch, parts, length = blocks[0].shape
-    split = [x.reshape((*batch, parts // size, 2, size // 2, length)) for x in blocks]
+    split = [x.reshape((*batch, parts // neighbours, 2, neighbours // 2, length)) for x in blocks]
     dim = len(batch) + 1
     halves = [[lax.index_in_dim(x, half, dim, keepdims=False) for half in range(2)] for x in split]
     return [jnp.concatenate([first, _mirrored_if(second, mirrored=mirrored)], -1) for first, second in halves]
 
 
 def blocks_of(*pairs: jax.Array, step: MergeStep) -> list[jax.Array]:
-    """Blocks of merged pairs in the positions of before the step, those of second halves with the larger elements."""
-    *batch, groups, half, double = pairs[0].shape
-    length = double // 2
+    """Parts of rows from merged pairs, in the positions before the step of a bitonic sort: inverse of `pairs_of`.
+
+    Of each pair the second part has the larger elements. Arrays are [batch …, groups, pairs, elements of two parts].
+    """
+    *batch, groups, num_pairs, pair_length = pairs[0].shape
+    length = pair_length // 2
     halves = [
         jnp.stack([x[..., :length], _mirrored_if(x[..., length:], mirrored=step.mirrored)], len(batch) + 1)
         for x in pairs
     ]
-    return [x.reshape((*batch, groups * 2 * half, length)) for x in halves]
+    return [x.reshape((*batch, groups * 2 * num_pairs, length)) for x in halves]
 
 
 def joined_parts(*blocks: jax.Array, count: int, axis: int, num_keys: int) -> list[jax.Array]:

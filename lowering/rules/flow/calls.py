@@ -68,7 +68,11 @@ def _in_layer(origin: Origin, number: int) -> Origin:
 
 
 def _with_fixed_copied(ctx: Context, operands: Sequence[Tensor], fixed: Sequence[bool]) -> list[Tensor]:
-    """Operands, of which fixed ones that are results of a function are copied: its next call overwrites them."""
+    """Operands of a call, of which some are copied, so that they last until its callee's other calls.
+
+    The callee reads a fixed operand, which is the same at each of its calls, where it is. If that is in results of
+    another function, the next call of that one would overwrite it.
+    """
     if ctx.later is None:
         return list(operands)
     read = {v for x, is_fixed in zip(operands, fixed, strict=True) if is_fixed for v in x.variables()}

@@ -93,6 +93,7 @@ class RowStreams:
     """
 
     def __init__(self, ctx: Context, body: ProgramSequence, counter: Tensor, start: int, step: int) -> None:
+        """Begins without stacks; where the IPU has I/O tiles, adds a second counter by which these fetch ahead."""
         self._ctx = ctx
         self._body = body
         self._counter = counter

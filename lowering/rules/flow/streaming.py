@@ -68,7 +68,7 @@ def remote_wait_rule(ctx: Context, handed: Tensor) -> list[Tensor]:
 
 
 def remote_rows_rule(ctx: Context, remote: Tensor, rows: Tensor) -> Tensor:
-    """Loads rows of a buffer."""
+    """Loads rows of a buffer in streaming memory, by their numbers `rows`, to a new variable on the chip."""
     loaded = ctx.graph.add_variable((*rows.shape, *remote.shape[1:]), remote.dtype, ctx.name)
     map_linearly(ctx.graph, rows)
     buffer = _buffer(ctx, remote)

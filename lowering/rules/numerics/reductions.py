@@ -70,7 +70,7 @@ def reduce_window_by_function_rule(
 def select_and_gather_add_rule(
     ctx: Context, tangents: Tensor, x: Tensor, *, select_prim: Any, **geometry: Any
 ) -> Tensor | Sequence[Tensor]:
-    """Tangent of the element that each window selects."""
+    """Adds the tangent of a maximum or minimum over windows: that of the element that each window selects."""
     if not x.size or not ctx.out_avals[0].size:
         return fallback(ctx, tangents, x)
     reducer = primitive_reducer(ctx.primitive, select_prim=select_prim)
@@ -81,7 +81,7 @@ def select_and_gather_add_rule(
 def select_and_scatter_add_rule(
     ctx: Context, source: Tensor, x: Tensor, *, select_prim: Any, **geometry: Any
 ) -> Tensor | Sequence[Tensor]:
-    """Gradient of a maximum or minimum over windows."""
+    """Adds the gradient of a maximum or minimum over windows: each window's is added where it selects its element."""
     if not x.size or not source.size:
         return fallback(ctx, source, x)
     scatter = primitive_scatter(ctx.primitive, select_prim=select_prim)
@@ -160,7 +160,7 @@ def arg_reduce_rule(ctx: Context, x: Tensor, *, axes: Sequence[int], index_dtype
 
 
 def cumulative_rule(ctx: Context, x: Tensor, *, axis: int, reverse: bool) -> Tensor | Sequence[Tensor]:
-    """Running results along one dimension, in parts where rows are long."""
+    """Adds running sums, products or extremes along one dimension, in parts on several tiles where rows are long."""
     if not x.size:
         return fallback(ctx, x)
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
