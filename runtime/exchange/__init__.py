@@ -20,6 +20,7 @@ from ipujax.runtime.exchange.superstep import (
     least_cycles as least_cycles,
     receive_code_bytes as receive_code_bytes,
     receive_cycles as receive_cycles,
+    receiver_code_bytes as receiver_code_bytes,
     row_of as row_of,
     send_code_bytes as send_code_bytes,
     shortest_atom as shortest_atom,

@@ -45,6 +45,9 @@ _ATOM_NAMES = {1: "byte by byte", 2: "by halves", 4: "by words"}
 _INSTRUCTION_BYTES = 4  # reference A2: one control slot is one instruction
 _SHORT_SEND_WORDS = 64  # largest number of 4-byte words of one send instruction, reference machine.md §1.4
 _LONG_SEND_WORDS = 4_148  # the same of two: the second continues behind the first
+# Waiting for the first part, and closing the port behind the last one: of a receiver's code that Poplar made for four
+# parts, 10 words in all, the two that are not of a part (ipu21-rs, docs/EXCHANGE_INSTRUCTION_REFERENCE.md).
+_INSTRUCTIONS_AROUND_PARTS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +130,11 @@ def receive_cycles(
 def receive_code_bytes(receives: Count, target: Target) -> Count:
     """Return the bytes of the instructions that receive so many parts, each from one tile to successive addresses."""
     return _INSTRUCTION_BYTES * target.exchange_receive_instructions * receives
+
+
+def receiver_code_bytes(receives: np.ndarray) -> np.ndarray:
+    """Return the bytes of the instructions that a tile which receives anything has once for each exchange."""
+    return _INSTRUCTION_BYTES * _INSTRUCTIONS_AROUND_PARTS * (receives > 0)
 
 
 def send_code_bytes(sends: Count, sent_bytes: Count) -> Count:

@@ -4,6 +4,7 @@ from ipujax.runtime.memory.always_live import (
     EXCHANGE_CODE as EXCHANGE_CODE,
     FIXED as FIXED,
     code_of_exchanges as code_of_exchanges,
+    exchange_code_bytes as exchange_code_bytes,
     received_at_once as received_at_once,
 )
 from ipujax.runtime.memory.contents import TileContents as TileContents, VariableTiles as VariableTiles

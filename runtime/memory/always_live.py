@@ -38,7 +38,7 @@ from ipujax.runtime.cost import (
     WaitCost,
     tile_range,
 )
-from ipujax.runtime.exchange import receive_code_bytes, send_code_bytes
+from ipujax.runtime.exchange import receive_code_bytes, receiver_code_bytes, send_code_bytes
 from ipujax.runtime.graph import NO_TILE, Execute, Graph, Leaf, Program, VertexGroup, is_free, leaves
 from ipujax.runtime.target import Target
 
@@ -144,4 +144,5 @@ def received_at_once(cost: Cost) -> int:
 
 def exchange_code_bytes(exchange: ExchangeCost, target: Target) -> np.ndarray:
     """Return the bytes of the send and receive instructions of an exchange, int64[tiles of the exchange]."""
-    return receive_code_bytes(exchange.receives, target) + send_code_bytes(exchange.sends, exchange.sent_bytes)
+    parts = receive_code_bytes(exchange.receives, target) + send_code_bytes(exchange.sends, exchange.sent_bytes)
+    return parts + receiver_code_bytes(exchange.receives)

@@ -25,7 +25,7 @@ import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost
-from ipujax.runtime.exchange import receive_code_bytes, send_code_bytes
+from ipujax.runtime.exchange import send_code_bytes
 from ipujax.runtime.graph import (
     Block,
     Branch,
@@ -40,6 +40,7 @@ from ipujax.runtime.graph import (
     WholeOperation,
     is_free,
 )
+from ipujax.runtime.memory import exchange_code_bytes
 from ipujax.runtime.sections.ids import Activity, ComputeSetRow, Json, Numbering
 from ipujax.runtime.target import Target
 
@@ -243,8 +244,8 @@ def _copy_vertices(cycles: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:
 def _instruction_bytes(exchange: ExchangeCost, target: Target) -> dict[str, int]:
     """Return the bytes of an exchange's instructions on all tiles; those that direct arriving data are `other`."""
     send = int(send_code_bytes(exchange.sends, exchange.sent_bytes).sum())
-    other = int(receive_code_bytes(exchange.receives, target).sum())
-    return {"send": send, "other": other, "total": send + other}
+    total = int(exchange_code_bytes(exchange, target).sum())
+    return {"send": send, "other": total - send, "total": total}
 
 
 def _internal_exchange(exchange: ExchangeCost, number: int, name: str) -> list[Activity]:

@@ -91,11 +91,13 @@ _COMMON: Mapping[str, Row] = {
         _between(6, 4, 9),
     ),
     "exchange_receive_instructions": _row(
-        3,
+        2,
         "derived",
-        "IPU21 sets source and address, and closes the port: ipu21-rs, third party (reference machine.md §1.4); 2 "
-        "where the next part follows at once; Mk1: carried over",
-        _between(3, 2, 3),
+        "IPU21 sets the source and the address of a part: code that Poplar made for a receiver of four parts has two "
+        "words for each (ipu21-rs, docs/EXCHANGE_INSTRUCTION_REFERENCE.md). Its exchange.rs leaves out the address of "
+        "a part that goes on where the last one ended, and closes the port, a third instruction, before a gap; parts "
+        "follow at once here, as in the cycles of an exchange. Mk1: carried over",
+        _between(2, 1, 3),
     ),
     "global_exchange": _row(
         "lockstep",

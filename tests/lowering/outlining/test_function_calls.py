@@ -341,8 +341,8 @@ def test_saves_code_for_few_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = ipu.jit(chain, device=device).lower(*args).compile().profile
     set_byte_cost(monkeypatch, 0)
     inlined = ipu.jit(lambda *args: chain(*args), device=device).lower(*args).compile().profile
-    # Copies have vertices of their own.
-    for category, share in (("internalExchangeCode", 0.3), ("vertexInstanceState", 0.6)):
+    # Copies have vertices and exchanges of their own.
+    for category, share in (("internalExchangeCode", 0.31), ("vertexInstanceState", 0.6)):
         assert shared.memory.by_category[category].sum() < share * inlined.memory.by_category[category].sum()
     groups = shared.executable.graph.groups
     copy_cycles = sum(

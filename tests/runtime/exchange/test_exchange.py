@@ -9,7 +9,13 @@ import pytest
 
 from ipujax.runtime.cache import cached_calls, find_arrays
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles
+from ipujax.runtime.exchange import (
+    copy_cycles,
+    exchange_cycles,
+    receive_code_bytes,
+    receive_cycles,
+    receiver_code_bytes,
+)
 from ipujax.runtime.exchange.blocks import count_blocks
 from ipujax.runtime.exchange.count import count_traffic
 from ipujax.runtime.exchange.demand import access_demand
@@ -700,3 +706,10 @@ def test_cycles_by_hand() -> None:
     np.testing.assert_array_equal(receiving, [0, 11, 3, 0, 12, 7])  # the last: 8 bytes alone, 33 at twice the rate
     np.testing.assert_array_equal(exchange_cycles(receiving, sent, target), [0, 111, 110, 101, 112, 107])
     np.testing.assert_array_equal(copy_cycles(np.array([0, 17]), np.array([0, 2]), target), [0, 83])
+
+
+def test_code_of_a_receiver_is_as_long_as_poplar_makes_it() -> None:
+    """Four parts that follow at once take ten words (ipu21-rs, docs/EXCHANGE_INSTRUCTION_REFERENCE.md)."""
+    receives = np.array([0, 4])
+    code_bytes = receive_code_bytes(receives, preset("mk2")) + receiver_code_bytes(receives)
+    np.testing.assert_array_equal(code_bytes, [0, 10 * 4])

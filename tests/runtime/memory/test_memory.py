@@ -122,13 +122,13 @@ def test_every_byte_by_hand():
     assert layers["constant"] == [4, 4, 4, 4]
     assert layers["controlCode"] == [5 * CONTROL_BYTES_PER_STEP] * 4
     assert layers["stack"] == [STACK_BYTES] * 4
-    # One fragment received by tile 2 (three control slots), one send on tile 1, four bytes an instruction.
-    assert layers["internalExchangeCode"] == [0, 4, 12, 0]
+    # Tile 2 waits, sets source and address of one part, and closes the port; tile 1 sends once; 4 bytes an instruction.
+    assert layers["internalExchangeCode"] == [0, 4, 16, 0]
     # `a` comes in on tile 1, `b` goes out on tile 2, and `c` on all four.
     assert layers["hostExchangePacketHeader"] == [HOST_HEADER_BYTES * n for n in (1, 2, 2, 1)]
     assert layers["hostExchangeCode"] == [HOST_CODE_BYTES * n for n in (1, 2, 2, 1)]
     # Variables, code and other data each begin and end at whole 8 bytes: on tile 2 the 4 bytes of c take 8.
-    code = np.array([45 + 79, 45 + 4 + 158, 45 + 12 + 158, 45 + 79])
+    code = np.array([45 + 79, 45 + 4 + 158, 45 + 16 + 158, 45 + 79])
     data = np.array([4 + 4, 4 + 8, 4 + 8, 4 + 4]) + STACK_BYTES
     shared = np.array([8, 32, 40, 8])
     np.testing.assert_array_equal(report.tile_bytes, round_up(code) + round_up(data) + shared)
