@@ -4,7 +4,7 @@
 
 Layers with gates, as an LSTM, or a gated linear unit, split a product's result behind the addition of a bias. By parts
 that is fused into the vertices that read them: a superstep less.
-Input, output: jaxprs. Limits: `split`; each part has readers, and all of them are elementwise.
+Input, output: jaxprs. Limits: `split` alone, where all that read its parts are elementwise.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _by_parts(eqn: JaxprEqn, split: JaxprEqn) -> list[JaxprEqn]:
         if shape[axis] == shape_of(split.invars[0])[axis]:
             shapes = [(*shape[:axis], size, *shape[axis + 1 :]) for size in split.params["sizes"]]
             parts_of[var] = [Var(var.aval.update(shape=each)) for each in shapes]
-            eqns.append(split.replace(invars=[var], outvars=parts_of[var]))
+            # In the stage and phase of the equation that is now behind it.
+            eqns.append(split.replace(invars=[var], outvars=parts_of[var], source_info=eqn.source_info))
     for number, part in enumerate(split.outvars):
         if not isinstance(part, DropVar):
             operands = [
