@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import (
@@ -74,10 +75,11 @@ def _by_parts(eqn: JaxprEqn, split: JaxprEqn) -> list[JaxprEqn]:
     eqns: list[JaxprEqn] = []
     parts_of: dict[Var, list[Var]] = {}  # of operands that have more than one element along the axis
     for var in dict.fromkeys(variables_read(eqn)):
-        shape = shape_of(var)
+        aval: Any = var.aval
+        shape = aval.shape
         if shape[axis] == shape_of(split.invars[0])[axis]:
             shapes = [(*shape[:axis], size, *shape[axis + 1 :]) for size in split.params["sizes"]]
-            parts_of[var] = [Var(var.aval.update(shape=each)) for each in shapes]
+            parts_of[var] = [Var(aval.update(shape=each)) for each in shapes]
             # In the stage and phase of the equation that is now behind it.
             eqns.append(split.replace(invars=[var], outvars=parts_of[var], source_info=eqn.source_info))
     for number, part in enumerate(split.outvars):
