@@ -59,6 +59,7 @@ from ipujax.lowering.passes.merge_collectives import (
 )
 from ipujax.lowering.passes.narrow import narrow
 from ipujax.lowering.passes.shard_map import shard_map
+from ipujax.lowering.passes.split_maps import split_maps
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from ipujax.lowering.refs import discharge
@@ -86,6 +87,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("hoist_products", hoist_products),
     ("join_products", join_products),
     ("swap_products", swap_products),
+    ("split_maps", split_maps),
     # Before `fuse`: a group that spans the boundary of a run would hide that the run is repeated.
     ("outline", outline),
     ("fuse", fuse),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, stage_name, variables, variables_read, with_inner
+from ipujax.lowering.passes.derived_rows import with_derived_rows
 from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 from ipujax.lowering.primitives import record_of
 
@@ -25,7 +26,7 @@ def narrow(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     """The jaxpr whose gradients compute wide values again, from narrower ones that are saved instead."""
     body = jaxpr.jaxpr
-    eqns = [with_inner(eqn, rewrite) for eqn in body.eqns]
+    eqns = with_derived_rows([with_inner(eqn, rewrite) for eqn in body.eqns])
     definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
     recomputed = _values_to_recompute(eqns, definition, _stored_values(body, eqns, definition))
     return ClosedJaxpr(body.replace(eqns=_Recomputation(eqns, definition, recomputed).run()), jaxpr.consts)

@@ -20,7 +20,7 @@ from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.primitives import record_of
 from ipujax.runtime.tensor import element_bytes
 
-_MOST_EQNS = 3  # equations; assumed: about a store and a load, with the cost of the bytes
+MOST_EQNS = 3  # equations; assumed: about a store and a load, with the cost of the bytes
 _MOST_WIDENED_EQNS = 8  # equations from narrower sources; assumed: those of a softmax and of a normalisation
 
 # (value, its bytes an element, stored source → its bytes for each element of the value) → whether to compute it again.
@@ -109,7 +109,7 @@ class Repeated:
         is_widened = all(_width(leaf) < width for leaf, size in bytes_an_element.items() if size)
         if is_widened and sum(bytes_an_element.values()) <= width and num_eqns <= _MOST_WIDENED_EQNS:
             return _Sources(leaves, num_eqns)
-        is_worth_it = record.is_cheap and num_eqns <= _MOST_EQNS and self._is_worth_it(var, width, bytes_an_element)
+        is_worth_it = record.is_cheap and num_eqns <= MOST_EQNS and self._is_worth_it(var, width, bytes_an_element)
         return _Sources(leaves, num_eqns) if is_worth_it else None
 
     def _bytes(self, var: Var) -> int:

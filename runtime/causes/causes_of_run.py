@@ -24,6 +24,7 @@ from ipujax.runtime.causes.removals import (
     COLLECTIVES,
     HOST,
     MOVES,
+    OF_LOOKUPS,
     OF_PRODUCTS,
     RETURNED,
     STREAMING,
@@ -107,15 +108,16 @@ def removable_cycles(name: str, alone_cycles: int, computing_cycles: int) -> int
     """Return the cycles of a cause that a change of the program may save.
 
     What is computed together has to be moved together: plans and programs trade moving for computing. While data move
-    for less time than is computed, no change saves all of it; fewer bytes, or more work for each, save about half.
+    for less time than is computed, no change saves all of it; fewer bytes, or more work for each, save about half. Rows
+    that are looked up move in every program.
 
     Args:
         name: of the cause.
         alone_cycles: cycles that vanish when it alone is removed.
         computing_cycles: those of `COMPUTATION`.
     """
-    is_balanced = name in MOVES and alone_cycles < computing_cycles
-    return alone_cycles // 2 if is_balanced else alone_cycles
+    is_needed = name == OF_LOOKUPS or (name in MOVES and alone_cycles < computing_cycles)
+    return alone_cycles // 2 if is_needed else alone_cycles
 
 
 def _least_by_cause(cycles: Mapping[str, int], bound: Bound) -> Mapping[str, int]:
@@ -126,7 +128,7 @@ def _least_by_cause(cycles: Mapping[str, int], bound: Bound) -> Mapping[str, int
     least_cycles = dict.fromkeys(cycles, 0)
     for part, names in (
         (bound.host_cycles, (RETURNED, HOST, STREAMING)),
-        (bound.exchange_cycles, (COLLECTIVES, BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS)),
+        (bound.exchange_cycles, (COLLECTIVES, BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, OF_LOOKUPS)),
         (bound.sync_cycles, (SYNCS,)),
         (bound.compute_cycles, (COMPUTATION, SYNCS)),  # starts of vertices are among the latter
     ):

@@ -1,4 +1,4 @@
-"""What compute sets take on the tiles of an IPU: their least cycles, equal tiles, and which of them multiply matrices.
+"""What compute sets take on the tiles of an IPU: their least cycles, equal tiles; those of products and of look-ups.
 
 Input: a graph and its compute sets. Output: cycles of tiles and IPUs, and sets of compute sets.
 Limits: vertices of code that a user has costed have no least cycles.
@@ -6,6 +6,7 @@ Limits: vertices of code that a user has costed have no least cycles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,24 +118,24 @@ def is_of_scalars(group: VertexGroup) -> bool:
     return all(access.tensor.size == 1 for field, access in fields if field.is_written)
 
 
-def products(graph: Graph) -> frozenset[ComputeSet]:
-    """Return the compute sets that multiply matrices, or combine partial results of those, as one plan has them."""
+def with_combinations(graph: Graph, is_of_kind: Callable[[Codelet], bool]) -> frozenset[ComputeSet]:
+    """Return the compute sets of a kind of codelet, or that combine partial results of those, as one plan has them."""
     fields = [
         (compute_set, group.codelet, field, access.tensor)
         for compute_set, groups in graph.groups.items()
         for group in groups
         for field, access in zip(group.codelet.fields, group.accesses, strict=True)
     ]
-    products = {compute_set for compute_set, codelet, _, _ in fields if codelet.is_product}
+    of_kind = {compute_set for compute_set, codelet, _, _ in fields if is_of_kind(codelet)}
     partials = {
         variable
         for _, codelet, field, tensor in fields
-        if codelet.is_product and field.is_written
+        if is_of_kind(codelet) and field.is_written
         for variable in tensor.variables()
         if variable.monoid
     }
     return frozenset(
-        products.union(
+        of_kind.union(
             compute_set
             for compute_set, _, field, tensor in fields
             if field.is_read and not partials.isdisjoint(tensor.variables())

@@ -13,7 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ipujax.runtime.causes.compute_set_parts import CyclesOfTiles, cycles_of_small_vertices, is_of_scalars, products
+from ipujax.runtime.causes.compute_set_parts import (
+    CyclesOfTiles,
+    cycles_of_small_vertices,
+    is_of_scalars,
+    with_combinations,
+)
 from ipujax.runtime.causes.variants import latency_of, whole_work
 from ipujax.runtime.compile import Executable, graph_on
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, compute_set_cost, copy_cost
@@ -55,15 +60,18 @@ WAITS = "IPUs that wait"
 BETWEEN_IPUS = "exchange between IPUs"
 BETWEEN_TILES = "exchange between tiles"
 OF_PRODUCTS = "exchange of products"
+OF_LOOKUPS = "exchange of look-ups"
 REARRANGEMENT = "rearrangement on tiles"
 SYNCS = "sync and start of supersteps"
 UNEQUAL_TILES = "unequal work of tiles"
 # What a user may remove most easily first: of equal cycles it is removed first.
 CAUSES = (
     *(RETURNED, HOST, STREAMING, FALLBACKS, SINGLE_TILES, EMULATION, SLOW_PATHS, COLLECTIVES, UNEQUAL_IPUS, WAITS),
-    *(BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
+    *(BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, OF_LOOKUPS, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
 )
-MOVES = frozenset((BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, REARRANGEMENT))  # of data between operations on the device
+MOVES = frozenset(
+    (BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, OF_LOOKUPS, REARRANGEMENT)
+)  # of data between operations on the device
 
 _OF_COMPUTE = (SINGLE_TILES, EMULATION, SLOW_PATHS, REARRANGEMENT, SYNCS, UNEQUAL_TILES)
 _WIDE_DTYPES = frozenset(("float64", "int64", "uint64", "complex128"))
@@ -106,8 +114,12 @@ class Removals:
                 work[self._steps_of[cause]] = 0
         if BETWEEN_IPUS in causes:
             work[~self._steps_of[COLLECTIVES], :, GLOBAL_EXCHANGE] = 0
-        is_of_products = self._steps_of[OF_PRODUCTS]
-        for cause, steps in ((BETWEEN_TILES, ~is_of_products), (OF_PRODUCTS, is_of_products)):
+        is_of_products, is_of_lookups = self._steps_of[OF_PRODUCTS], self._steps_of[OF_LOOKUPS]
+        for cause, steps in (
+            (BETWEEN_TILES, ~is_of_products & ~is_of_lookups),
+            (OF_PRODUCTS, is_of_products),
+            (OF_LOOKUPS, is_of_lookups & ~is_of_products),
+        ):
             if cause in causes:
                 work[steps, :, EXCHANGE] = 0
         if EMULATION in causes:
@@ -132,7 +144,8 @@ class Removals:
         executable = self.executable
         fallbacks = executable.graph.notes.fallbacks
         collective = set(_leaves_of_collectives(executable.program))
-        multiplying = products(executable.graph)
+        multiplying = with_combinations(executable.graph, lambda codelet: codelet.is_product)
+        looking_up = with_combinations(executable.graph, lambda codelet: codelet.is_lookup)
 
         def is_host_transfer(node: Program) -> bool:
             if isinstance(node, StreamIn | StreamOut):
@@ -157,6 +170,7 @@ class Removals:
             SINGLE_TILES: is_on_one_tile,
             COLLECTIVES: lambda node: node in collective,
             OF_PRODUCTS: lambda node: isinstance(node, Execute) and node.compute_set in multiplying,
+            OF_LOOKUPS: lambda node: isinstance(node, Execute) and node.compute_set in looking_up,
         }
         return {cause: np.array([test(node) for node in self.nodes], bool) for cause, test in tests.items()}
 

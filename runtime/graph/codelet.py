@@ -133,6 +133,7 @@ class Codelet:
             The counter stands still while it is read; `compute` stands for a machine without one.
         is_product: whether it multiplies and adds, so that its operations count in any dtype; elsewhere those on whole
             numbers are indices, and do not.
+        is_lookup: whether indices that are data choose the rows that it reads or writes: each has to reach its reader.
         is_priced: whether `cycles` count its work; False for code of which nothing is known but its operands, and
             for code with a loop whose trip count is data, of which one iteration counts.
         with_axes: from new axes, each as the numbers of the axes that it has elements of, to the codelet of vertices
@@ -169,6 +170,7 @@ class Codelet:
     reads_clock: bool = False
     language: Language = "assembly"
     is_product: bool = False
+    is_lookup: bool = False
     is_priced: bool = True
     with_axes: Callable[[Sequence[Sequence[int]]], Codelet | None] | None = None
     ordered_axes: tuple[int, ...] = ()

@@ -36,7 +36,7 @@ _COLOURS = (
     "#8c5a78",
     "#b3b3b3",
 )
-_FURTHER_COLOURS = ("#aa4499", "#f0e442", "#ddcc77", "#b8ad00", "#999999", "#6a8f3c")
+_FURTHER_COLOURS = ("#aa4499", "#f0e442", "#ddcc77", "#eee8aa", "#b8ad00", "#999999", "#6a8f3c")
 CAUSE_COLOURS = dict(zip(CAUSES, (*_COLOURS, *_FURTHER_COLOURS), strict=True)) | {COMPUTATION: "#009e73"}
 
 

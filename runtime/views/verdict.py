@@ -19,6 +19,7 @@ from ipujax.runtime.causes.removals import (
     EMULATION,
     FALLBACKS,
     HOST,
+    OF_LOOKUPS,
     OF_PRODUCTS,
     REARRANGEMENT,
     RETURNED,
@@ -84,7 +85,8 @@ _OF_ARGUMENTS = (
 # Of a cause that no change removes, so that no gain is promised: why, and what halves it beside float16.
 _REDUCTIONS: dict[str, tuple[str, str]] = {
     OF_PRODUCTS: ("Plans trade it for computing", "products of twice the rows and columns"),
-    BETWEEN_TILES: ("Transposes can be left out; sums, neighbours and lookups need theirs", ""),
+    BETWEEN_TILES: ("Transposes can be left out; sums and neighbours need theirs", ""),
+    OF_LOOKUPS: ("Rows have to reach what looks them up", ""),
     BETWEEN_IPUS: ("What is handed on has to move", ""),
     REARRANGEMENT: ("Changes of the order of dimensions can be left out; windows need theirs", ""),
 }

@@ -259,6 +259,7 @@ def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int
         code_bytes=500,
         takes=takes,
         moves=True,
+        is_lookup=True,
         parts=partial(_lookups_in_block, spec),  # the work that workers share, for reports
     )
 

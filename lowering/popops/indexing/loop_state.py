@@ -39,7 +39,16 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Builder, Copy, Graph, WriteUndef
-from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, even_cuts, on_one_tile
+from ipujax.runtime.tensor import (
+    Blocked,
+    Tensor,
+    TileMapping,
+    blocked_mapping,
+    concat,
+    element_bytes,
+    even_cuts,
+    on_one_tile,
+)
 
 _COUNTER = np.dtype(np.int32)
 _ADD = Op("add", lax.add, _COUNTER)
@@ -78,7 +87,24 @@ def assign(builder: Builder, values: Sequence[Tensor], states: Sequence[Tensor])
     for value, (_, state) in zip(safe_values, pairs, strict=True):
         map_linearly(builder.graph, value)
         map_like(builder.graph, state, value)
+    for moves in _joined(builder.graph, [(value, state) for value, (_, state) in zip(safe_values, pairs, strict=True)]):
+        value, state = moves[0]
+        if len(moves) > 1:
+            value, state = (concat([x.flatten() for x in side], 0) for side in zip(*moves, strict=True))
         overwrite(builder.named("carry"), value, state)
+
+
+def _joined(graph: Graph, moves: Sequence[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Tensor]]]:
+    """Groups copies of one dtype to share a superstep, where their bytes on a tile cost less than the sync saved."""
+    most_bytes = graph.target.internal_sync_cycles / graph.byte_cost_cycles * graph.target.tiles_per_ipu
+    joined: dict[np.dtype, list[tuple[Tensor, Tensor]]] = {}
+    alone: list[list[tuple[Tensor, Tensor]]] = []
+    for value, state in moves:
+        if value.size * element_bytes(value.dtype) > most_bytes:
+            alone.append([(value, state)])
+        else:
+            joined.setdefault(value.dtype, []).append((value, state))
+    return [*joined.values(), *alone]
 
 
 def _is_mapped_linearly(graph: Graph, tensor: Tensor) -> bool:

@@ -176,6 +176,7 @@ def scatter_codelet(
         code_bytes=600,
         takes=("origins", "shapes"),
         moves=spec.kind == "scatter" and spec.function is None,
+        is_lookup=True,
         compares=comparison_of(SCATTER_MONOIDS.get(spec.kind, "")),
         flops=partial(_update_flops, spec),
         parts=partial(_rows_in_block, spec),

@@ -373,6 +373,10 @@ def with_noise(key: Any, x: Any) -> Any:
     return key, x + jax.random.normal(key, x.shape)
 
 
+def looked_up(table: Any, indices: Any, _: Any) -> Any:
+    return table, indices, table[indices].sum(1)
+
+
 def repeated(x: Any) -> Any:
     return lax.fori_loop(0, 20, lambda _, x: jnp.sin(x) * 0.5 + x, x)
 
@@ -396,6 +400,7 @@ PLAIN: Mapping[str, Callable[[], ipu.Profile]] = {
     "Poplar on all tiles": lambda: poplar_profile(TILES, 1 << 20),
     "random numbers": lambda: resident(with_noise, jax.random.key(0), array(1 << 18))(),
     "whole numbers": resident(lambda x: (x * 3 + 7) ^ (x >> 3), array(1 << 18, dtype=np.int32)),
+    "look-ups": resident(looked_up, array(4096, 128), array(512, 16, dtype=np.int32), array(512, 128)),
     "loop of updates": resident(repeated, array(1 << 18)),
 }
 

@@ -62,7 +62,7 @@ def outlined(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     jaxprs = run_passes(jax.jit(fun).trace(*args).jaxpr)
     check_jaxpr(jaxprs["outline"].jaxpr)
     leaves = jax.tree.leaves(args)
-    unshared = op_by_op(jaxprs["swap_products"], leaves)
+    unshared = op_by_op(jaxprs["split_maps"], leaves)
     for actual, expected in zip(op_by_op(jaxprs["outline"], leaves), unshared, strict=True):
         assert actual.dtype == expected.dtype
         np.testing.assert_array_equal(actual, expected)
