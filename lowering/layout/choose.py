@@ -8,6 +8,7 @@ the cost where halos are read: to try the eight best grids there on a scratch gr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, blocked_mapping, element_bytes
 
-_COSTED_AT_ONCE = 64
+_COSTED_AT_FIRST = 64  # grids in the first batch, assumed
 _CROWDING_CYCLES = 1e12  # above the cost of any operation
 
 # Cost of the steps after the operation, such as combining partials: (grids, target, cost per byte) → float[candidates].
@@ -69,8 +70,11 @@ def choose(
     # Beside it the placements by which some operands do not move; their fields cost no exchange.
     for placement, unmoved in _fields_unmoved_by(graph, shape, order, work, operands).items():
         unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
-        cycles = estimated_cycles(placement, work.with_free(unmoved), cost_after, graph)
-        cycles -= graph.byte_cost_cycles * unmoved_bytes
+        unmoved_cost = graph.byte_cost_cycles * unmoved_bytes
+        cycles = estimated_cycles(
+            placement, work.with_free(unmoved), cost_after, graph, most=least_cycles + unmoved_cost
+        )
+        cycles -= unmoved_cost
         if cycles < least_cycles:
             chosen, least_cycles = placement, cycles
     # Only a grid may start at another tile: the placement of a mapped operand has its tiles.
@@ -165,12 +169,12 @@ def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
 
 
 def _weighted_cycles(
-    work: Work, grids: Grids, cost_after: CostAfter | None, target: Target, byte_cost: float
+    work: Work, grids: Grids, cost_after: CostAfter | None, target: Target, byte_cost: float, most: float = inf
 ) -> np.ndarray:
     """Cycles of an operation with its following steps, plus the cost of its code and operands, float[grids].
 
-    Infinite for grids that a cheaper total rules out. `cost_after` has the cost of the following steps, None of none;
-    `byte_cost` is the cost of a byte of a tile's memory.
+    Infinite for grids that a cheaper total rules out, or that reach `most` without the following steps. `cost_after`
+    has the cost of these, None of none; `byte_cost` is the cost of a byte of a tile's memory.
     """
     code_bytes = _piece_code_bytes(work, grids, target)
     cycles = work.cycles(grids, target) + byte_cost * (code_bytes + work.placed_bytes(grids))
@@ -178,12 +182,14 @@ def _weighted_cycles(
         return cycles
     total = np.full(cycles.shape, np.inf)
     order = np.argsort(cycles, kind="stable")
-    for start in range(0, len(order), _COSTED_AT_ONCE):  # by rising cycles, since `cost_after` takes long for all
-        batch = order[start : start + _COSTED_AT_ONCE]
-        # The remaining grids already cost more without the following steps than the best one with them.
-        if cycles[batch[0]] > total.min():
-            break
+    start = 0
+    # By rising cycles, since `cost_after` takes long for all, until the remaining grids cost more without the following
+    # steps than the best one with them. Batches grow, since a small one takes as long as a few hundred grids.
+    while start < len(order) and cycles[order[start]] <= total.min() and cycles[order[start]] < most:
+        stop = 2 * start + _COSTED_AT_FIRST
+        batch = order[start:stop]
         total[batch] = cycles[batch] + cost_after(grids.of(batch), target, byte_cost)
+        start = stop
     return total
 
 
@@ -218,14 +224,17 @@ def grid_of(placement: Blocked) -> Grids:
     return Grids(placement.shape, blocks, longest)
 
 
-def estimated_cycles(placement: Blocked, work: Work, cost_after: CostAfter | None, graph: Graph) -> float:
+def estimated_cycles(
+    placement: Blocked, work: Work, cost_after: CostAfter | None, graph: Graph, most: float = inf
+) -> float:
     """Estimated cycles of an operation by one placement, to compare it with grids; bytes of tiles count as cycles too.
 
-    A tile with several blocks computes them one after the other.
+    A tile with several blocks computes them one after the other. Infinite where the cost is at least `most` and the
+    steps of `cost_after` need not be known for that.
     """
     grid = grid_of(placement)
     target = graph.target
-    cycles = _weighted_cycles(work, grid, cost_after, target, graph.byte_cost_cycles) + _crowding_penalty(
+    cycles = _weighted_cycles(work, grid, cost_after, target, graph.byte_cost_cycles, most) + _crowding_penalty(
         work, grid, target
     )
     more_blocks = int(np.bincount(placement.tile.ravel()).max()) - 1

@@ -246,6 +246,25 @@ def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.
         forced.clear()
 
 
+def test_following_steps_are_costed_where_they_decide_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operand on one tile is too slow there to combine anything: what follows is costed for even grids alone."""
+    costed: list[int] = []  # grids at once
+
+    def choose_counting(graph: Graph, shape: Any, order: Any, work: Work, operands: Any, cost_after: Any) -> Blocked:
+        def count(grids: Grids, target: Any, byte_cost: float) -> np.ndarray:
+            costed.append(grids.blocks.shape[1])
+            cycles: np.ndarray = cost_after(grids, target, byte_cost)
+            return cycles
+
+        return choose(graph, shape, order, work, operands, count)
+
+    monkeypatch.setattr(reduce_module, "choose", choose_counting)
+    graph = Graph(small_target(100))
+    x = graph.add_variable((4096, 64), F32, "x", grid((4096, 64), (1, 1)))
+    trial_cycles(graph, lambda builder: reduce(builder, x, (0,), "add"))
+    assert costed and 1 not in costed
+
+
 def test_reduces_rows_on_their_own_tiles() -> None:
     """A reduction along rows, each on a tile of its own, moves nothing but partial results."""
     graph = Graph(small_target(100))
