@@ -74,11 +74,13 @@ class Sweep:
         """Return the rows that fit and that no other row beats: none is as small in all columns and smaller in one.
 
         Args:
-            columns: names of two or more columns of numbers, as "cycles" and "max_tile_bytes"; smaller is better.
+            columns: names of columns of numbers, as "cycles" and "max_tile_bytes"; smaller is better.
 
         Raises:
-            ArgumentError: an unknown column, or one that is no number in some row.
+            ArgumentError: no column, an unknown one, or one that is no number in some row.
         """
+        if not columns:
+            raise ArgumentError("a front needs columns to compare rows by", expected='names, as "cycles"', got="none")
         chosen = [row for row in self.rows if row["fits"]]
         values = [tuple(self._number(row, name) for name in columns) for row in chosen]
         front: list[tuple[tuple[float, ...], Row]] = []

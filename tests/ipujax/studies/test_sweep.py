@@ -153,6 +153,8 @@ def test_tables(tmp_path: Path) -> None:
     assert f"{sweep[0]['cycles']:,}" in str(sweep) and f"{sweep[0]['cycles']:,}" in sweep._repr_html_()
     assert json.loads(json.dumps(sweep.rows)) == list(sweep.rows) == list(pickle.loads(pickle.dumps(sweep)).rows)
     assert len(sweep[1:3]) == 2
+    with pytest.raises(ipu.ArgumentError, match="needs columns"):
+        sweep.pareto()
     with pytest.raises(ipu.ArgumentError, match="no column 'cycle'"):
         sweep.pareto("cycle", "seconds")
     with pytest.raises(ipu.ArgumentError, match="no number"):
