@@ -236,6 +236,7 @@ CORRUPT: dict[str, dict[str, Any]] = {
     "a job that the sweep has not": {"job": 7, "costs": [COST]},
     "other fields": {"job": 0, "costs": [{"cycles": 1}]},
     "no number": {"job": 0, "costs": [COST | {"cycles": "1"}]},
+    "a negative number": {"job": 0, "costs": [COST | {"cycles": -1}]},
 }
 
 
