@@ -217,7 +217,7 @@ def is_of_kind(value: Any, default: Any) -> bool:
     if default is None or isinstance(value, kind):
         return True
     if isinstance(default, Enum):
-        return isinstance(value, Integral) and not isinstance(value, bool | Enum) and value in [*kind]
+        return isinstance(value, Integral) and not isinstance(value, bool | Enum) and value in list(type(default))
     for base, others in _CONVERTED.items():
         if isinstance(default, base):
             return isinstance(value, others) and not isinstance(value, str)  # a text is a collection of letters
