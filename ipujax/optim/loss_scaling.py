@@ -219,6 +219,7 @@ def _as_float32(value: Any) -> np.float32:
     """Return a number in the dtype of scales; NaN for anything else, infinity for one of too large a magnitude."""
     if not hasattr(value, "__float__") or np.size(value) != 1:  # texts have none
         return np.float32(np.nan)
-    is_too_large = isinstance(value, Real) and abs(value) > float(np.finfo(np.float32).max)
+    is_real = isinstance(value, Real)
+    is_too_large = is_real and abs(value) > float(np.finfo(np.float32).max)
     with np.errstate(over="ignore"):
         return np.float32(np.inf if is_too_large else value)

@@ -152,7 +152,7 @@ def check_attribute_values(model: onnx.ModelProto, opset: int) -> None:
     for graph in graphs_of(model.graph):
         for n, node in enumerate(graph.node):
             version = opset if node.domain in _PREVIEW_DOMAINS else opset_of(node, opset)
-            if version not in allowed:
+            if version is not None and version not in allowed:
                 allowed[version] = _by_attribute(version)
             for attribute in node.attribute:
                 values = allowed[version].get((node.op_type, attribute.name))

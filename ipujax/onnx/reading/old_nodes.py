@@ -109,5 +109,6 @@ def _rewritten(node: onnx.NodeProto, opset: int | None, name: str) -> Iterator[o
 
 def _row(node: onnx.NodeProto, opset: int | None) -> tuple[int, Rewrite] | None:
     """Return the first rewrite that a node of an opset, None if no standard one, needs, and the opset of its form."""
-    rows = () if opset is None else REWRITES.get(node.op_type, ())
-    return next((row for row in rows if opset < row[0]), None)
+    if opset is None:
+        return None
+    return next((row for row in REWRITES.get(node.op_type, ()) if opset < row[0]), None)
