@@ -5,7 +5,6 @@ Input: rows. Output: `Advice`.
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from ipujax.runtime.causes import AdviceRow
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.markup import table
-from ipujax.runtime.report import Profile
+from ipujax.runtime.report import Profile, write_csv
 
 _HEAD = ("Change", "Cycles", "Saves", "Worst tile", "Saves", "")
 
@@ -83,13 +82,8 @@ class Advice:
         Raises:
             ArgumentError: the path cannot be written.
         """
-        try:
-            with open(path, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, [each.name for each in fields(AdviceRow)])
-                writer.writeheader()
-                writer.writerows(asdict(row) for row in (*self.rows, *self.hints))
-        except OSError as error:
-            raise ArgumentError(f"cannot write {os.fspath(path)!r}", got=error.strerror) from error
+        columns = [each.name for each in fields(AdviceRow)]
+        write_csv(path, columns, map(asdict, (*self.rows, *self.hints)))
 
 
 def _cells(row: AdviceRow) -> tuple[str, str, str, str]:

@@ -20,6 +20,7 @@ from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.recomputation import Recomputation, modes
 from ipujax.lowering.source_info import name_stack
+from ipujax.runtime.graph import RemoteIn, RemoteOut, distinct
 from ipujax.runtime.options import Options
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ def _is_half_product(eqn: JaxprEqn) -> bool:
     return record_of(eqn).macs is not None and all(halves)
 
 
+def _moves_by_io_tiles(planned: PlannedProgram) -> bool:
+    return any(isinstance(node, RemoteIn | RemoteOut) and node.overlaps for node in distinct(planned.program))
+
+
 # A pipeline with a `recompute` of its own has no use for the option.
 _USES: Mapping[str, OptionUse] = {
     "recompute": OptionUse(
@@ -94,6 +99,11 @@ _USES: Mapping[str, OptionUse] = {
         lambda options: options.stream_loops is True,
         _streams_loops,
         "no loop reads rows of an argument once each, or stacks a result that leaves the program",
+    ),
+    "io_tiles": OptionUse(
+        lambda options: options.io_tiles > 0,
+        _moves_by_io_tiles,
+        "no argument or result is moved by them: donated arguments, numbers and what they have no room for are not",
     ),
     "prefetch_depth": OptionUse(
         lambda options: options.prefetch_depth != 1,

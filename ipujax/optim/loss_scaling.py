@@ -15,6 +15,7 @@ Limits: all parameters have the same scale.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +24,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.arguments import check_optimizer, floating_dtype, whole_number
-from ipujax.runtime.errors import ArgumentError, ArgumentValueError
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError, shortened
 
+_MOST_STEPS = (1 << 31) - 1  # that int32, the dtype of `good_steps`, counts
 Optimizer = Any  # an optax.GradientTransformation, or another named tuple of `init` and `update`
 
 
@@ -121,7 +123,13 @@ def automatic_loss_scale(
     who = "automatic_loss_scale"
     check_optimizer(optimizer, who)
     whole_number(f"growth_interval of ipu.optim.{who}", growth_interval, 1)
-    for name, value in {"initial_scale": initial_scale, "factor": factor, "min_scale": min_scale}.items():
+    if growth_interval > _MOST_STEPS:
+        expected = f"at most {_MOST_STEPS:,} steps"
+        raise ArgumentValueError(
+            f"growth_interval of ipu.optim.{who}", expected=expected, got=shortened(growth_interval)
+        )
+    scales = {"initial_scale": initial_scale, "min_scale": min_scale, "max_scale": max_scale}
+    for name, value in {**scales, "factor": factor}.items():
         _check_positive(name, value, who)
     if not factor > 1:
         raise ArgumentValueError(f"factor of ipu.optim.{who}", expected="a number above 1", got=factor)
@@ -202,9 +210,16 @@ def _all_finite(grads: Any) -> Any:
 
 
 def _check_positive(name: str, value: Any, who: str) -> None:
-    is_number = hasattr(value, "__float__") and np.size(value) == 1  # texts have none
-    with np.errstate(over="ignore"):
-        single = np.float32(value if is_number else np.nan)  # the dtype of scales
-    if not 0 < single < np.inf:
+    if not 0 < _as_float32(value) < np.inf:
         expected = "a positive number that float32 holds"
         raise ArgumentValueError(f"{name} of ipu.optim.{who}", expected=expected, got=value)
+
+
+def _as_float32(value: Any) -> np.float32:
+    """Return a number in the dtype of scales; NaN for anything else, infinity for one of too large a magnitude."""
+    if not hasattr(value, "__float__") or np.size(value) != 1:  # texts have none
+        return np.float32(np.nan)
+    is_real = isinstance(value, Real)
+    is_too_large = is_real and abs(value) > float(np.finfo(np.float32).max)
+    with np.errstate(over="ignore"):
+        return np.float32(np.inf if is_too_large else value)

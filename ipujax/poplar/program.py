@@ -206,13 +206,15 @@ def If(predicate: Tensor, true_body: Program, false_body: Program | None = None)
 
 
 def Switch(
-    control: Tensor, cases: Mapping[int, Program] | Items[tuple[int, Program]], default: Program | None = None
+    control: Tensor,
+    cases: Mapping[int, Program] | Items[tuple[int, Program]] | None = None,
+    default: Program | None = None,
 ) -> Program:
     """Run the program of the case that an INT or UNSIGNED_INT element names.
 
     Args:
         control: one element.
-        cases: programs by value.
+        cases: programs by value; there is no default, as no case can be added later.
         default: program for any other value; nothing runs when None.
 
     Raises:

@@ -157,6 +157,17 @@ class Solution:
     values: Mapping[Variable, int]
 
     def __getitem__(self, variable: Variable) -> int:
+        """Return the value of a variable.
+
+        Raises:
+            ArgumentTypeError: anything but a variable that the model had when it was solved.
+        """
+        if not isinstance(variable, Variable) or variable not in self.values:
+            raise ArgumentTypeError(
+                "a solution has values of the variables of its model",
+                expected="a variable that was added before minimise",
+                got=variable if isinstance(variable, Variable) else shortened(variable),
+            )
         return self.values[variable]
 
 

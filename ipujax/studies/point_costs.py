@@ -51,8 +51,8 @@ class PointCost:
         if not isinstance(fields, dict) or set(fields) != set(PointCost.__slots__):
             raise ValueError("other fields than those of a cost")
         cost = PointCost(**fields)
-        is_number = all(type(x) in (int, type(None)) for x in (cost.cycles, cost.max_tile_bytes))
-        if not is_number or not isinstance(cost.fits, bool) or not isinstance(cost.error, str | None):
+        is_count = all(x is None or (type(x) is int and x >= 0) for x in (cost.cycles, cost.max_tile_bytes))
+        if not is_count or not isinstance(cost.fits, bool) or not isinstance(cost.error, str | None):
             raise ValueError("values that no cost has")
         return cost
 

@@ -5,7 +5,6 @@ Input: points, jobs and the costs of each job. Output: `Sweep`.
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, overload
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.document import Section, Tab, bokeh, chart_place, document
+from ipujax.runtime.profile import write_csv, write_text
 from ipujax.runtime.target import nearest
 from ipujax.studies.point_costs import PointCost
 from ipujax.studies.points import Job, Point
@@ -74,11 +74,13 @@ class Sweep:
         """Return the rows that fit and that no other row beats: none is as small in all columns and smaller in one.
 
         Args:
-            columns: names of two or more columns of numbers, as "cycles" and "max_tile_bytes"; smaller is better.
+            columns: names of columns of numbers, as "cycles" and "max_tile_bytes"; smaller is better.
 
         Raises:
-            ArgumentError: an unknown column, or one that is no number in some row.
+            ArgumentError: no column, an unknown one, or one that is no number in some row.
         """
+        if not columns:
+            raise ArgumentError("a front needs columns to compare rows by", expected='names, as "cycles"', got="none")
         chosen = [row for row in self.rows if row["fits"]]
         values = [tuple(self._number(row, name) for name in columns) for row in chosen]
         front: list[tuple[tuple[float, ...], Row]] = []
@@ -103,13 +105,7 @@ class Sweep:
         Raises:
             ArgumentError: the path cannot be written.
         """
-        try:
-            with open(path, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
-                writer.writerows(self.rows)
-        except OSError as error:
-            raise ArgumentError(f"cannot write {os.fspath(path)!r}", got=error.strerror) from error
+        write_csv(path, self.columns, self.rows)
 
     def plot(self, x: str, y: str = "cycles", *, path: str | os.PathLike[str]) -> None:
         """Write a page of HTML with a chart of one column over another; it needs no network.
@@ -134,12 +130,7 @@ class Sweep:
         figure.line(*line, line_width=2, color="#D55E00", legend_label="no other is better in both")
         body = join_markup([chart_place("sweep", f"{y} over {x} of {len(fitting)} machines")])
         tab = Tab("sweep", f"{y} over {x}", [Section("sweep", f"{y} over {x}", body, {"sweep": figure})])
-        text = document(f"{len(self.rows):,} machines", f"{y} over {x}", [tab])
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise ArgumentError(f"cannot write {os.fspath(path)!r}", got=error.strerror) from error
+        write_text(path, document(f"{len(self.rows):,} machines", f"{y} over {x}", [tab]))
 
     def _cells(self) -> list[list[str]]:
         columns = [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]

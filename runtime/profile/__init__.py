@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from ipujax.runtime.profile.serialise import (
         Where as Where,
         write_cbor as write_cbor,
+        write_csv as write_csv,
         write_file as write_file,
         write_json as write_json,
+        write_text as write_text,
     )
     from ipujax.runtime.profile.stage_figures import (
         STAGE_PHASES as STAGE_PHASES,

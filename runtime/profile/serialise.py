@@ -1,19 +1,20 @@
-"""Profiles as files: JSON, for people and every language, and CBOR, the same data in fewer bytes.
+"""Profiles as files: JSON, for people and every language, and CBOR, the same data in fewer bytes; tables as files.
 
-Input: JSON-able data. Output: a file, or bytes in a file that is open. CBOR is that of RFC 8949, written by the package
-`cbor2`, which the extra `profile` installs. Saved profiles are sealed files, see `runtime.files`.
+Input: JSON-able data, or rows. Output: a file, or bytes in a file that is open. CBOR is that of RFC 8949, written by
+the package `cbor2`, which the extra `profile` installs. Saved profiles are sealed files, see `runtime.files`.
 
 Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeToCBOR`.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib
 import io
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from ipujax.runtime import files
@@ -94,11 +95,34 @@ def write_file(path: FilePath, content: bytes) -> None:
         raise ProfileError(message, got=file_problem(error), hint=hint) from error
 
 
-def path_name(path: Any) -> str:
-    """Return a path as messages quote it, or raise an `ArgumentTypeError`."""
+def write_csv(path: FilePath, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table as comma-separated values, with a head; None is an empty cell; see `write_text` for errors."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def write_text(path: FilePath, text: str) -> None:
+    """Write a file of a table; one that exists is replaced, or as it was after an error.
+
+    Raises:
+        ArgumentTypeError: another type than a path.
+        ArgumentError: the path cannot be written.
+    """
+    name = path_name(path, "a table")
+    try:
+        files.write_file(path, text.encode())
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"cannot write {name}", got=file_problem(error)) from error
+
+
+def path_name(path: Any, content: str = "a profile") -> str:
+    """Return a path as messages quote it, or raise an `ArgumentTypeError` that names the content."""
     if not isinstance(path, str | os.PathLike):  # `open` would take an int as a file descriptor
         expected = "a str or an os.PathLike"
-        raise ArgumentTypeError("a profile needs a path", expected=expected, got=type(path).__name__)
+        raise ArgumentTypeError(f"{content} needs a path", expected=expected, got=type(path).__name__)
     return repr(os.fspath(path))
 
 

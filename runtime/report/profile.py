@@ -7,6 +7,7 @@ Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
-from ipujax.runtime.files import FilePath
+from ipujax.runtime.files import FilePath, file_problem
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
@@ -208,9 +209,9 @@ class Profile(Figures):
             runs.mkdir(parents=True, exist_ok=True)
             latest = max((each for each in runs.iterdir() if each.is_dir()), default=runs / "ipujax")
             latest.mkdir(exist_ok=True)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             hint = "a folder that can be written"
-            raise ProfileError(f"{runs} cannot be made", got=error.strerror or str(error), hint=hint) from error
+            raise ProfileError(f"{str(runs)!r} cannot be made", got=file_problem(error), hint=hint) from error
         write_file(latest / "ipujax.xplane.pb", content)
 
     def to_speedscope(self, path: FilePath) -> None:
@@ -259,12 +260,12 @@ class Profile(Figures):
         folder = Path(directory)
         ranks = self.replicas * self.target.num_ipus
         other = folder / f"trace.{ranks}.et"
-        if other.exists():
+        if os.path.exists(other):  # false for a path that no system has; to write there says why
             raise ProfileError(f"{name} has traces of more IPUs", expected=f"no {other.name}", hint="another folder")
         files = chakra_files(self, max_steps)
         paths = []
         for rank, content in files:
-            with suppress(OSError):  # the first file that cannot be written says why
+            with suppress(OSError, ValueError):  # the first file that cannot be written says why
                 folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"trace.{rank}.et"
             write_file(path, content)

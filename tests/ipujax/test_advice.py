@@ -310,6 +310,8 @@ def test_gains_are_those_of_the_rows_and_reports_show_them(tmp_path: Any) -> Non
     assert len(lines) == 1 + len(actual.rows) + len(actual.hints) and lines[0].startswith("change,cycles,")
     with pytest.raises(ipu.ArgumentError, match="cannot write"):
         actual.to_csv(tmp_path / "none" / "table.csv")
+    with pytest.raises(ipu.ArgumentError, match="needs a path"):
+        actual.to_csv(1)
 
 
 def test_pipelines_are_tried_with_other_schedules_and_micro_batches() -> None:

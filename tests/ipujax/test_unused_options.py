@@ -101,6 +101,15 @@ def test_io_tiles_have_a_depth(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings_of(caplog, lambda: jitted(X))
 
 
+@pytest.mark.parametrize("argument", [X, jnp.float32(2.0)])
+def test_io_tiles_that_move_nothing_are_named(argument: Any, caplog: pytest.LogCaptureFixture) -> None:
+    options = ipu.Options(io_tiles=2)
+    donating = ipu.jit(double, device=DEVICE, options=options, donate_argnums=0)
+    (line,) = warnings_of(caplog, lambda: donating.lower(argument))
+    assert line.startswith("double: Options(io_tiles=2) has no effect: no argument or result is moved")
+    assert not warnings_of(caplog, lambda: ipu.jit(double, device=DEVICE, options=options).lower(X))
+
+
 def test_a_program_of_the_cache_names_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = ipu.Options(recompute="all", cache_dir=str(tmp_path))
     for _ in range(2):

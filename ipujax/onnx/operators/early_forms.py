@@ -39,6 +39,8 @@ def _over_trailing_axes(function: Callable[..., Array]) -> Callable[..., Array]:
     """Return the operator over all axes from one on, as if they were one axis."""
 
     def flattened(x: Array, *, axis: int) -> Array:
+        if not x.size:
+            return x
         return function(x, axis=tuple(range(axis_of(axis, x.ndim), x.ndim)))
 
     return flattened

@@ -17,12 +17,12 @@ from onnx import TensorProto, helper
 
 from ipujax.front_end import nearest
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.onnx_protos import graphs_of
+from ipujax.onnx.reading.onnx_protos import graphs_of, opset_of
 
 _Values = Collection[Any]
 _Row = tuple[tuple[str, ...], str, _Values, int]
 
-_DOMAINS = ("", "ai.onnx", "ai.onnx.preview", "ai.onnx.preview.training")
+_PREVIEW_DOMAINS = ("ai.onnx.preview", "ai.onnx.preview.training")
 _FLAG = (0, 1)
 _TYPES = TensorProto.DataType
 _ELEMENT_TYPES = tuple(filter(None, _TYPES.values()))
@@ -148,11 +148,14 @@ def check_attribute_values(model: onnx.ModelProto, opset: int) -> None:
     Raises:
         OnnxModelError: names the node, the attribute, its value and the allowed ones.
     """
-    allowed = _by_attribute(opset)
+    allowed: dict[int | None, Mapping[tuple[str, str], _Values]] = {None: {}}
     for graph in graphs_of(model.graph):
         for n, node in enumerate(graph.node):
-            for attribute in node.attribute if node.domain in _DOMAINS else ():
-                values = allowed.get((node.op_type, attribute.name))
+            version = opset if node.domain in _PREVIEW_DOMAINS else opset_of(node, opset)
+            if version is not None and version not in allowed:
+                allowed[version] = _by_attribute(version)
+            for attribute in node.attribute:
+                values = allowed[version].get((node.op_type, attribute.name))
                 if values is not None:
                     _check(f"node {node.name or n!r} ({node.op_type})", attribute, values)
 

@@ -16,8 +16,27 @@ import onnx.shape_inference
 import ipujax as ipu
 from ipujax.onnx.onnx_errors import OnnxModelError
 
+STANDARD_DOMAINS = ("", "ai.onnx")
+_MARK = "ai.onnx·"  # before the opset of a function's nodes, as long as the model's is another one
 # Protobuf reads messages nested 100 deep, and a subgraph is nested three deep in the graph around it.
 _MAX_DEPTH = 30
+
+
+def marked_domain(opset: int) -> str:
+    """Return the domain of standard nodes of another opset than the model's."""
+    return f"{_MARK}{opset}"
+
+
+def is_standard(domain: str) -> bool:
+    """Return whether a domain is that of ONNX's own operators, also of a marked opset."""
+    return domain in STANDARD_DOMAINS or domain.startswith(_MARK)
+
+
+def opset_of(node: onnx.NodeProto, opset: int) -> int | None:
+    """Return the opset of a standard node in a model of `opset`, None of other nodes."""
+    if node.domain in STANDARD_DOMAINS:
+        return opset
+    return int(node.domain.removeprefix(_MARK)) if is_standard(node.domain) else None
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -96,25 +115,34 @@ def with_inferred_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model)
 
 
-def with_inlined_functions(model: onnx.ModelProto, convert_version: bool = False) -> onnx.ModelProto:
-    """Return a model whose own functions are inlined; the given one has the defaults of their attributes at calls.
+def with_inlined_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose own functions are inlined; calls in the given one get the defaults of their attributes.
 
-    With `convert_version` functions of another opset are brought to that of the model. onnx is asked for it only where
-    there are such: it needs the types of all results of calls, which it cannot infer for functions that call others.
+    Outermost calls are inlined first: a call inside may refer to an attribute of the function around it, and has its
+    own default where that has no value.
     """
-    of_model = {entry.domain: entry.version for entry in model.opset_import}
-    imports = (entry for function in model.functions for entry in function.opset_import)
-    differs = any(of_model.get(entry.domain, entry.version) != entry.version for entry in imports)
-    _write_defaults(model)
-    with onnx_step("onnx cannot inline the functions of the model"):
-        return onnx.inliner.inline_local_functions(model, convert_version=convert_version and differs)
+    while model.functions:
+        _write_defaults(model)
+        functions = {(function.domain, function.name): function for function in model.functions}
+        called = {
+            (node.domain, node.op_type)
+            for (domain, name), function in functions.items()
+            for node in all_nodes(function.node)
+            if (node.domain, node.op_type) != (domain, name)  # another overload
+        }
+        outermost = [key for key in functions if key not in called]
+        with onnx_step("onnx cannot inline the functions of the model"):
+            model = onnx.inliner.inline_selected_functions(model, outermost or list(functions))
+    return model
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:
-    """Give calls of functions the attributes that they leave at the function's defaults: the inliner drops these."""
+    """Give the graph's calls of functions the attributes that they leave at the function's defaults.
+
+    The inliner drops these.
+    """
     defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
-    in_functions = (node for function in model.functions for node in all_nodes(function.node))
-    for node in (*all_nodes(model.graph.node), *in_functions):
+    for node in all_nodes(model.graph.node):
         names_set = {attribute.name for attribute in node.attribute}
         of_function = defaults.get((node.domain, node.op_type, node.overload), ())
         node.attribute.extend([each for each in of_function if each.name not in names_set])

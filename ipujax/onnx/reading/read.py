@@ -16,11 +16,10 @@ from onnx import helper
 
 from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto, sparse_array, tensor_array
-from ipujax.onnx.reading.old_nodes import adopt_unofficial, align_functions, rewrite_old_nodes
+from ipujax.onnx.reading.old_nodes import adopt_unofficial, check_known, mark_opsets, rewrite_old_nodes
 from ipujax.onnx.reading.onnx_protos import check_depth, onnx_step, with_inferred_shapes, with_inlined_functions
 from ipujax.onnx.reading.validity import (
     check_attributes,
@@ -60,6 +59,7 @@ def graph_of_model(model: onnx.ModelProto, budget: Budget) -> Graph:
     check_domains(model)
     check_attributes(model)
     put_in_order(model.graph)
+    mark_opsets(model, _standard_opset(model))
     weights = _detach_weights(model, budget)
     model.ir_version = max(model.ir_version, _OLDEST_IR_WITH_FREE_INITIALIZERS)
     # Types before the check: exporters leave out those that inference finds, and the checker insists on them.
@@ -103,14 +103,10 @@ def _detach_weights(model: onnx.ModelProto, budget: Budget) -> dict[str, np.ndar
 def at_newest_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose functions are inlined and whose standard nodes have the newest opset."""
     if model.functions:
-        align_functions(model, _standard_opset(model))
-        model = with_inlined_functions(model, convert_version=True)
+        model = with_inlined_functions(model)
         check_depth(model)
-    newest = onnx.defs.onnx_opset_version()
     opset = _standard_opset(model)
-    if opset > newest:
-        hint = "upgrade onnx, or export for an earlier opset"
-        raise OnnxModelError("the model is newer than onnx", expected=f"opset ≤ {newest}", got=f"{opset}", hint=hint)
+    check_known(opset, "the model")
     check_attribute_values(model, opset)
     rewrite_old_nodes(model, opset)
     return model

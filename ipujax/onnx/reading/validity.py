@@ -17,8 +17,8 @@ from itertools import chain
 import onnx
 
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.old_nodes import STANDARD_DOMAINS
 from ipujax.onnx.reading.onnx_protos import (
+    STANDARD_DOMAINS,
     all_nodes,
     graphs_of,
     replace_nodes,

@@ -88,7 +88,7 @@ def as_value(name: str, setting: Any) -> OptimizerValue:
         )
     try:
         return OptimizerValue(float(pair[0]), bool(pair[1]))
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         expected = "(number, isConst)"
         raise popart_exception(
             f"{name} must be a value of an optimiser", expected=expected, got=repr(setting)
@@ -107,7 +107,7 @@ def value_maps(
         specific: values by weight and short name.
 
     Raises:
-        popart_exception: an unknown name, with the nearest.
+        popart_exception: an unknown name, with the nearest; a number out of range.
     """
     short_names = {default_name(name): name for name in unset}
     for key in settings:
@@ -117,15 +117,29 @@ def value_maps(
         name: as_value(key, settings[key]) if key in settings else OptimizerValue(unset[name])
         for key, name in short_names.items()
     }
-    return {
+    maps = {
         name: OptimizerValueMap(
             default,
             {weight: as_value(name, values[name]) for weight, values in specific.items() if name in values},
         )
         for name, default in defaults.items()
     }
+    for name, values in maps.items():
+        for value in (values.default, *values.specific.values()):
+            _check_range(who, name, value.value)
+    return maps
 
 
+def _check_range(who: str, name: str, number: float) -> None:
+    """Refuse a number that PopART refuses, or that float32 does not hold."""
+    is_inside = number > 0 if name in _POSITIVE else number >= 0
+    if not is_inside or number > float(np.finfo(np.float32).max):
+        expected = f"{'more than' if name in _POSITIVE else 'at least'} 0, in float32"
+        raise popart_exception(f"{name} of {who} is out of range", expected=expected, got=number)
+
+
+# Values that divide. Source: `runValueChecks` of PopART's optimisers, `willow/src/optimizer.cpp` and beside it.
+_POSITIVE = ("eps", "lossScaling", "velocityScaling")
 # Values that PopART has one of, not one for each weight.
 GLOBAL_VALUES = ("lossScaling", "nesterov")
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Mapping
+from enum import Enum
+from numbers import Integral, Real
 from operator import attrgetter
+from os import PathLike
 from typing import Any
+
+import numpy as np
 
 import ipujax as ipu
 from ipujax.front_end import read_options
@@ -36,6 +42,18 @@ REPORT_SWITCHES = (
     "autoReport.outputGraphProfile",
 )
 REPORT_DIRECTORY = "autoReport.directory"
+
+
+# Types of defaults, a type before those it derives from → types of other values.
+_CONVERTED: Mapping[type, Any] = {
+    bool: Integral | np.bool_,
+    int: Real,
+    float: Real,
+    str: PathLike,
+    list: Collection,
+    set: Collection,
+    dict: Mapping,
+}
 
 
 class SessionOptions:
@@ -147,9 +165,17 @@ class SessionOptions:
                 expected = repr(default())
                 got = repr(getattr(self, name))
                 raise popart_exception(f"option {name} is not supported", expected=expected, got=got, hint=instead)
+        self._check_kinds()
         self.entries_without_effect()
         self._check_memories()
         self._check_counts()
+
+    def _check_kinds(self) -> None:
+        for name, (default, _) in ALL_OPTIONS.items():
+            value = getattr(self, name)
+            if not is_of_kind(value, default()):
+                expected = type(default()).__name__
+                raise popart_exception(f"option {name} cannot have this value", expected=expected, got=repr(value))
 
     def _check_memories(self) -> None:
         off_chip = TensorStorage.OffChip
@@ -183,6 +209,19 @@ class SessionOptions:
             message = f"a session has one replica in each process: this is one of {num_processes} processes"
             hint = "ipujax.popart.horovod, without replicatedGraphCount"
             raise popart_exception(message, expected="replicatedGraphCount = 1", got=self.replicas, hint=hint)
+
+
+def is_of_kind(value: Any, default: Any) -> bool:
+    """Return whether an option may have a value: it is of the type of its default, or converts to it without loss."""
+    kind = type(default)
+    if default is None or isinstance(value, kind):
+        return True
+    if isinstance(default, Enum):
+        return isinstance(value, Integral) and not isinstance(value, bool | Enum) and value in list(type(default))
+    for base, others in _CONVERTED.items():
+        if isinstance(default, base):
+            return isinstance(value, others) and not isinstance(value, str)  # a text is a collection of letters
+    return False
 
 
 class Patterns:

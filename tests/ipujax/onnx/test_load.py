@@ -281,18 +281,25 @@ def test_functions_of_an_older_opset_whose_nodes_mean_the_same_in_the_models():
     np.testing.assert_array_equal(loaded({}, np.arange(3, dtype=np.float32)), [0, -2, -4])
 
 
+def reference(name: str, outer_name: str) -> onnx.AttributeProto:
+    return onnx.AttributeProto(name=name, ref_attr_name=outer_name, type=onnx.AttributeProto.FLOAT)
+
+
 @pytest.mark.parametrize(("given", "factor"), [({}, 0.25), ({"slope": 0.5}, 0.5)])
-def test_functions_have_defaults_of_their_own(given: dict[str, float], factor: float) -> None:
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_functions_have_defaults_of_their_own(given: dict[str, float], factor: float, is_reference: bool) -> None:
+    """The inner call has a slope, none, or one that refers to an attribute that the outer call may leave out."""
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("local", 1)]
     inner = helper.make_node("LeakyRelu", ["a"], ["b"])
-    inner.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
+    inner.attribute.append(reference("alpha", "slope"))
     slope = helper.make_attribute("slope", 0.25)
     leaky = helper.make_function("local", "Leaky", ["a"], ["b"], [inner], opsets, [], [slope])
-    call = helper.make_node("Leaky", ["a"], ["b"], domain="local", **given)
-    outer = helper.make_function("local", "Outer", ["a"], ["b"], [call], opsets)
-    graph = graph_of(
-        [helper.make_node("Outer", ["x"], ["y"], domain="local")], [info("x", shape=(4,))], [info("y", shape=(4,))]
-    )
+    call = helper.make_node("Leaky", ["a"], ["b"], domain="local", **({} if is_reference else given))
+    call.attribute.extend([reference("slope", "outer_slope")] * is_reference)
+    outer = helper.make_function("local", "Outer", ["a"], ["b"], [call], opsets, ["outer_slope"])
+    of_outer = {"outer_slope": given["slope"]} if is_reference and given else {}
+    outer_call = helper.make_node("Outer", ["x"], ["y"], domain="local", **of_outer)
+    graph = graph_of([outer_call], [info("x", shape=(4,))], [info("y", shape=(4,))])
     model = helper.make_model(graph, opset_imports=opsets, functions=[leaky, outer], ir_version=10)
     loaded = ipujax.onnx.load(model)
     np.testing.assert_array_equal(loaded({}, np.float32([-4, -2, 0, 2])), np.float32([-4 * factor, -2 * factor, 0, 2]))

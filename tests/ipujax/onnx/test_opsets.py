@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import ipujax.onnx
 from ipujax.onnx import OnnxModelError
@@ -151,6 +151,46 @@ def test_operator_in_a_function_has_the_opset_of_the_model():
     model = model_of([node], [info("x", shape=X.shape)], [info("y", shape=X.shape)], opset=11, domains=["local"])
     model.functions.append(function)
     assert np.asarray(ipujax.onnx.load(model)({}, X)).sum() == 2
+
+
+@pytest.mark.parametrize(("of_function", "of_model", "ones"), [(11, 18, 2), (18, 11, 6)])
+def test_operator_in_a_function_has_the_opset_of_the_function(of_function: int, of_model: int, ones: int) -> None:
+    """Hardmax beside one of the model's own opset; before opset 13 it is over all dimensions from 1 on."""
+    inside = [helper.make_node("Hardmax", ["a"], ["m"]), helper.make_node("ReduceMax", ["m"], ["b"], keepdims=0)]
+    if of_function < 13:
+        inside[1].attribute.append(helper.make_attribute("axes", [-1]))
+    else:
+        axes = numpy_helper.from_array(np.array([-1]), "axes")
+        inside = [helper.make_node("Constant", [], ["i"], value=axes), *inside]
+        inside[-1].input.append("i")
+    opsets = [helper.make_opsetid("", of_function)]
+    function = helper.make_function("local", "Winner", ["a"], ["b"], inside, opsets)
+    nodes = [helper.make_node("Winner", ["x"], ["y"], domain="local"), helper.make_node("Hardmax", ["x"], ["z"])]
+    outputs = [onnx.ValueInfoProto(name="y"), info("z", shape=X.shape)]
+    model = model_of(nodes, [info("x", shape=X.shape)], outputs, opset=of_model, domains=["local"])
+    model.functions.append(function)
+    y, z = ipujax.onnx.load(model)({}, X)
+    assert y.shape == X.shape[:-1]
+    assert (np.asarray(y).sum(), np.asarray(z).sum()) == (ones, 8 - ones)
+
+
+def test_a_function_that_is_newer_than_onnx_is_refused() -> None:
+    newest = onnx.defs.onnx_opset_version()
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", newest + 1)])
+    node = helper.make_node("F", ["x"], ["y"], domain="local")
+    model = model_of([node], [info("x", shape=(3,))], [info("y", shape=(3,))], domains=["local"])
+    model.functions.append(function)
+    with pytest.raises(OnnxModelError, match="function local:F is newer than onnx"):
+        ipujax.onnx.load(model)
+
+
+@pytest.mark.parametrize("op_type", ["Hardmax", "LogSoftmax", "Softmax"])
+@pytest.mark.parametrize("shape", [(1, 0, 2), (2, 3, 0), (0, 2)])
+def test_early_forms_of_arrays_without_elements(op_type: str, shape: tuple[int, ...]) -> None:
+    node = helper.make_node(op_type, ["x"], ["y"], axis=1)
+    model = model_of([node], [info("x", shape=shape)], [info("y", shape=shape)], opset=11)
+    assert ipujax.onnx.load(model)({}, np.zeros(shape, np.float32)).shape == shape
 
 
 def test_statistics_of_a_batch_are_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -210,6 +212,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "zero in float32": (lambda: ipu.optim.static_loss_scale(optax.sgd(1.0), 1e-50), "a positive number that float32"),
     "half a step": (lambda: ipu.optim.automatic_loss_scale(optax.sgd(1.0), growth_interval=2.5), "growth_interval"),
     "bounds": (lambda: ipu.optim.automatic_loss_scale(optax.sgd(1.0), max_scale=2.0), "out of order"),
+    "beyond float": (lambda: ipu.optim.automatic_loss_scale(optax.sgd(1.0), initial_scale=10**400), "that float32"),
+    "below float": (lambda: ipu.optim.static_loss_scale(optax.sgd(1.0), Fraction(-(10**400))), "that float32 holds"),
+    "infinite bound": (lambda: ipu.optim.automatic_loss_scale(optax.sgd(1.0), max_scale=math.inf), "max_scale of"),
+    "bound of text": (lambda: ipu.optim.automatic_loss_scale(optax.sgd(1.0), max_scale="2"), "max_scale of"),
+    "beyond int32": (lambda: ipu.optim.automatic_loss_scale(optax.sgd(1.0), growth_interval=2**31), "at most 2,147,"),
     "integers": (lambda: ipu.optim.static_loss_scale(optax.sgd(1.0), 2.0, dtype=jnp.int32), "floating-point"),
     "no state": (lambda: ipu.optim.loss_scale(optax.sgd(1.0).init(PARAMS)), "got: 0 of them"),
     "two states": (

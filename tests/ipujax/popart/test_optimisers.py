@@ -201,6 +201,28 @@ def test_refuses_unknown_values() -> None:
         popart.Adam({"defaultBeta1": "much"})
 
 
+@pytest.mark.parametrize(
+    ("optimiser", "name", "number"),
+    [
+        (popart.SGD, "learningRate", -1),
+        (popart.SGD, "momentum", -0.1),
+        (popart.SGD, "velocityScaling", 0),
+        (popart.SGD, "weightDecay", float("nan")),
+        (popart.Adam, "beta2", -1),
+        (popart.Adam, "eps", 0),
+        (popart.Adam, "lossScaling", 0),
+        (popart.Adam, "lossScaling", 1e39),
+    ],
+)
+def test_refuses_numbers_out_of_range(optimiser: Any, name: str, number: float) -> None:
+    key = name if name == "lossScaling" else f"default{name[0].upper()}{name[1:]}"
+    with pytest.raises(popart.popart_exception, match=f"{name} of {optimiser.__name__} is out of range"):
+        optimiser({key: (number, True)})
+    if name != "lossScaling":
+        with pytest.raises(popart.popart_exception, match="is out of range"):
+            optimiser({}).insertSpecific("w", {name: (number, True)})
+
+
 def test_constant_values_stay() -> None:
     constant = popart.SGD({"defaultLearningRate": (0.1, True)})
     with pytest.raises(popart.popart_exception, match="learningRate is constant"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,36 @@ def test_refuses_options_by_name(change: Change, name: str) -> None:
     change(options)
     with pytest.raises(popart.popart_exception, match=name):
         session_of(options)
+
+
+OTHER_KINDS: dict[str, Any] = {
+    "autoRecomputation": 7,
+    "batchSerializationSettings": 1,
+    "cachePath": 3,
+    "engineOptions": [("debug.instrument", "true")],
+    "enablePipelining": "yes",
+    "executionPhaseSettings": 3,
+    "syntheticDataMode": 9,
+    "timeLimitScheduler": "a",
+    "virtualGraphMode": "Manual",
+    "virtualGraphSplitRatios": "12",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_refuses_values_of_another_type(name: str) -> None:
+    options = popart.SessionOptions()
+    setattr(options, name, OTHER_KINDS[name])
+    with pytest.raises(popart.popart_exception, match=f"option {name} cannot have this value"):
+        options.check()
+
+
+def test_accepts_values_that_convert(tmp_path: Path) -> None:
+    options = popart.SessionOptions()
+    converted = {"enableOutlining": 0, "logDir": tmp_path, "numIOTiles": np.int64(4), "outlineThreshold": 3}
+    for name, value in {**converted, "autoRecomputation": 1, "virtualGraphSplitRatios": (1.0, 2.0)}.items():
+        setattr(options, name, value)
+    options.check()
 
 
 @pytest.mark.parametrize(("ipus", "replicas"), [(1, 2), (3, 2)])

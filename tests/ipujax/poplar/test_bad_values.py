@@ -208,6 +208,7 @@ def test_refuses_programs_without_arguments(s):
         lambda: program.Function(3),  # here
         lambda: program.WriteUndef(3),  # here
         lambda: program.ErrorProgram("no", 3),  # here
+        lambda: program.Switch(s.int[0, 0]),  # here
         lambda: program.Switch(s.int[0, 0], 3),  # here
         lambda: program.Switch(s.int[0, 0], {1.5: Sequence()}),  # here
         lambda: program.Switch(s.int[0, 0], {"a": Sequence()}),  # here

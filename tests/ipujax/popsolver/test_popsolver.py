@@ -141,6 +141,16 @@ def test_models_without_solution():
     assert issubclass(InfeasibleModelError, ipu.IpuError) and issubclass(InfeasibleModelError, ValueError)
 
 
+def test_a_solution_has_the_variables_of_its_model():
+    m = popsolver.Model()
+    x = m.add_variable(2, 9, "x")
+    solution = m.minimise(x)
+    assert solution[x] == 2
+    for other in (popsolver.Model().add_variable(0, 3, "foreign"), m.add_variable(0, 3, "later"), "x", 0, [x]):
+        with pytest.raises(ipu.ArgumentError, match="variables of its model"):
+            solution[other]
+
+
 def test_a_search_is_bounded():
     m = popsolver.Model(max_evaluations=1_000)
     x = m.add_variable()

@@ -21,6 +21,7 @@ import ipujax as ipu
 from ipujax.runtime.target import program_constants
 from ipujax.studies.point_costs import Work, costs_in_process
 from ipujax.studies.sweep_file import SweepFile
+from ipujax.studies.sweep_table import COSTS, Sweep
 from tests.ipujax.studies.swept_functions import ARGS, KILLS, deadly, layer
 
 GRID = {"exchange_bytes_per_cycle": [1.0, 4.0, 8.0], "internal_sync_cycles": [20, 200]}
@@ -153,6 +154,8 @@ def test_tables(tmp_path: Path) -> None:
     assert f"{sweep[0]['cycles']:,}" in str(sweep) and f"{sweep[0]['cycles']:,}" in sweep._repr_html_()
     assert json.loads(json.dumps(sweep.rows)) == list(sweep.rows) == list(pickle.loads(pickle.dumps(sweep)).rows)
     assert len(sweep[1:3]) == 2
+    with pytest.raises(ipu.ArgumentError, match="needs columns"):
+        sweep.pareto()
     with pytest.raises(ipu.ArgumentError, match="no column 'cycle'"):
         sweep.pareto("cycle", "seconds")
     with pytest.raises(ipu.ArgumentError, match="no number"):
@@ -226,6 +229,29 @@ def test_files_of_others(tmp_path: Path) -> None:
         ipu.sweep(layer, *ARGS, grid=GRID, path=tmp_path / "none" / "sweep.jsonl")
 
 
+@pytest.mark.parametrize("write", [Sweep.to_csv, lambda sweep, path: sweep.plot("tiles", path=path)])
+def test_tables_are_written_whole_or_not_at_all(write: Any, tmp_path: Path) -> None:
+    """An older file is as it was where the disk is full; numbers are no paths, though systems have files of numbers."""
+    sweep = Sweep(tuple(dict.fromkeys(COSTS, 1) | {"tiles": number, "fits": True} for number in range(2)))
+    path = tmp_path / "table"
+    path.write_text("older")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, most[1]))
+    try:
+        with pytest.raises(ipu.ArgumentError, match="cannot write"):
+            write(sweep, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_text() == "older"
+    for other in (1, None, 2.5, b"table"):
+        with pytest.raises(ipu.ArgumentError, match="needs a path"):
+            write(sweep, other)
+    with pytest.raises(ipu.ArgumentError, match="cannot write"):
+        write(sweep, "a\0b")
+
+
 COST = {"cycles": 1, "max_tile_bytes": 1, "fits": True, "error": None}
 CORRUPT: dict[str, dict[str, Any]] = {
     "no job": {"x": 1},
@@ -234,6 +260,7 @@ CORRUPT: dict[str, dict[str, Any]] = {
     "a job that the sweep has not": {"job": 7, "costs": [COST]},
     "other fields": {"job": 0, "costs": [{"cycles": 1}]},
     "no number": {"job": 0, "costs": [COST | {"cycles": "1"}]},
+    "a negative number": {"job": 0, "costs": [COST | {"cycles": -1}]},
 }
 
 

@@ -106,6 +106,10 @@ def test_places_that_cannot_be_written(profile: ipu.Profile, tmp_path: Path) -> 
         profile.to_xspace(tmp_path / "file")
     with pytest.raises(ipu.ProfileError, match="cannot be written"):
         profile.to_csv(tmp_path / "missing")
+    for impossible in ("a\0b", tmp_path / ("x" * 300)):
+        for write in (profile.to_xspace, profile.to_chakra, profile.to_csv):
+            with pytest.raises(ipu.ProfileError, match="cannot be"):
+                write(impossible)
     with pytest.raises(ipu.ArgumentError, match="needs a path"):
         profile.to_speedscope(3)  # type: ignore[arg-type]
 
