@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -18,6 +19,7 @@ from jax.sharding import NamedSharding
 import ipujax as ipu
 from ipujax.lowering.pipelining import exchange_bytes
 from ipujax.plan_search import estimates, plan_costs, search_run, searching
+from ipujax.plan_search.candidate_plans import candidates
 from ipujax.plan_search.estimates import Estimate, StepCosts
 from ipujax.plan_search.search_plan import traced_step
 from ipujax.runtime.logs import early_ends
@@ -437,3 +439,19 @@ def test_shards_that_nothing_divides_by_are_left_out() -> None:
     assert search.best.plan.shards == 1
     assert all("divisible by 3" in row.left_out for row in search if row.plan.shards == 3)
     assert {row.plan.shards for row in search} == {1, 3}
+
+
+def test_split_of_parameters_has_fewest_bytes_between_ipus_where_two_ipus_are_too_few() -> None:
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            layer = jax.checkpoint(lambda x, p: (x + jnp.tanh(x @ p["up"]) @ p["down"], None))
+            return (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+
+        return jax.tree.map(jnp.subtract, params, jax.grad(loss)(params))
+
+    params = {"up": jnp.zeros((8, 64, 256)), "down": jnp.zeros((8, 256, 64))}
+    traced = traced_step(step, (params, jnp.zeros((64, 32, 64))))
+    target = ipu.IPUModel(8, tiles_per_ipu=4).target
+    plans = candidates(traced, traced.is_of((1,)), target, {"shards": (2,)}, (0,)).plans
+    specs = {"[0]['down']": jax.P(None, "model"), "[0]['up']": jax.P(None, None, "model")}
+    assert [plan.specs for plan in plans] == [specs] * len(plans)
