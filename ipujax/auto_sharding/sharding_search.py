@@ -160,25 +160,33 @@ class Search:
         unsplit = tuple(PartitionSpec() if n in options else None for n in range(len(shapes)))
         alone = [_with(unsplit, number, spec) for number in order for spec in options[number]]
         for start in self._best([*beam, *alone])[:_STARTS]:
-            self._improve(self._decided(start, order), options)
+            self._improved(self._decided(start, order), options)
         distinct = {candidate.specs: candidate for candidate in self.evaluated.values()}
         return sorted(distinct.values(), key=self._rank)
 
-    def greedy(self, start: Sequence[PartitionSpec], shapes: Mapping[int, Sequence[int]]) -> tuple[PartitionSpec, ...]:
-        """Specs of least rank that split all of `shapes`, decided one after the other; of others those of `start`."""
-        specs: Specs = tuple(None if number in shapes else spec for number, spec in enumerate(start))
-        for number, shape in shapes.items():
-            splitting = [spec for spec in self._options(shape) if any(spec)] or [PartitionSpec()]
-            (specs, *_) = self._best(_with(specs, number, spec) for spec in splitting)
-        return self._candidate(specs).specs
+    def all_split(
+        self, start: Sequence[PartitionSpec], shapes: Mapping[int, Sequence[int]]
+    ) -> tuple[PartitionSpec, ...]:
+        """Specs of least rank that split all of `shapes`: decided one after the other, then improved one at a time.
 
-    def _improve(self, specs: Specs, options: Mapping[int, Sequence[PartitionSpec]]) -> None:
-        """Evaluates other specs of each argument, from the best ones so far, until none is better."""
+        Args:
+            start: specs of all arguments, which those not in `shapes` keep.
+            shapes: shapes of the arguments that are split, by their number, in the order in which they are decided.
+        """
+        options = {n: [spec for spec in self._options(shape) if any(spec)] for n, shape in shapes.items()}
+        options = {n: specs or [PartitionSpec()] for n, specs in options.items()}
+        specs: Specs = tuple(None if number in shapes else spec for number, spec in enumerate(start))
+        for number in shapes:
+            (specs, *_) = self._best(_with(specs, number, spec) for spec in options[number])
+        return self._candidate(self._improved(self._decided(specs, list(shapes)), options)).specs
+
+    def _improved(self, specs: Specs, options: Mapping[int, Sequence[PartitionSpec]]) -> Specs:
+        """Specs with others for one argument at a time, the best of all each time, until none is better."""
         while True:
             neighbours = [_with(specs, number, spec) for number in options for spec in options[number]]
             best = self._best([specs, *neighbours])[0]
             if best == specs:
-                return
+                return specs
             specs = best
 
     def _best(self, programs: Iterable[Specs]) -> list[Specs]:

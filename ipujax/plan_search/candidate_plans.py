@@ -28,6 +28,7 @@ _SCHEDULES = (None, "1f1b")  # the one that suits the machine, and the one that 
 _MOST_SHARDS = 16
 _MORE_PARTS = 4  # times the parts of the largest values, in plans that need less memory; assumed
 _SMALL_SHARE = 1 / 256  # of all parameters' bytes: an argument that is smaller is not split
+_ANY_BYTES = 1 << 40  # of a tile: more than a program needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ def _savings(axes: Mapping[str, tuple[Any, ...]], state: Sequence[int]) -> Itera
 def _model_specs(
     traced: TracedStep, is_batch: Sequence[bool], used: Sequence[bool], split: SplitStep, target: Target
 ) -> dict[str, PartitionSpec]:
-    """Split of parameters over two IPUs of least estimated cycles, by path; of large ones, one after the other."""
+    """Split of all large parameters over two IPUs that takes least estimated cycles, by path."""
     jaxpr = split.micro_batch
     first = 1 + len(traced.constants)
     sizes = [value_bytes(aval) for aval in traced.avals]
@@ -262,8 +263,10 @@ def _model_specs(
     large = sorted((n for n in parameters if sizes[n] >= min_bytes), key=lambda n: -sizes[n])
     # Two shards stand for all numbers: a dimension that two divide is most often a power of two.
     mesh = AbstractMesh((2,), (MODEL,), (AxisType.Auto,))
-    search = ShardingSearch(jaxpr, mesh, target.replace(num_ipus=2), {})
+    # Cycles alone decide: all large arguments are split, and more shards need less memory than two.
+    machine = target.replace(num_ipus=2, bytes_per_tile=_ANY_BYTES)
+    search = ShardingSearch(jaxpr, mesh, machine, {})
     start = [PartitionSpec()] * len(jaxpr.in_avals)
     shapes = {first + n: traced.avals[n].shape for n in large if prod(traced.avals[n].shape) > 1}
-    chosen = search.greedy(start, shapes)
+    chosen = search.all_split(start, shapes)
     return {traced.paths[n - first]: chosen[n] for n in shapes if any(chosen[n])}

@@ -123,6 +123,9 @@ class SearchRun:
         """Order the plans of a number of shards, those first that may be fastest; refuse those that cannot be."""
         plans = [plan for plan in self.pending if plan.shards == shards]
         least_cycles = dict.fromkeys(plans, inf)
+        # Plans of fewer shards that need too much memory are no reason to leave out slower ones, which need less.
+        if not any(map(self.may_fit, self.estimates)):
+            self.best.clear()
         is_past = _is_past_the_best(self.best, shards)
         for plan in plans:
             if is_past:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -18,6 +19,7 @@ from jax.sharding import NamedSharding
 import ipujax as ipu
 from ipujax.lowering.pipelining import exchange_bytes
 from ipujax.plan_search import estimates, plan_costs, search_run, searching
+from ipujax.plan_search.candidate_plans import Candidates, candidates
 from ipujax.plan_search.estimates import Estimate, StepCosts
 from ipujax.plan_search.search_plan import traced_step
 from ipujax.runtime.logs import early_ends
@@ -144,6 +146,22 @@ def test_plans_that_do_not_fit_are_planned_again_before_all_are_compiled(monkeyp
     search.estimates.update((ipu.Plan(data=2**n), Estimate(1000.0, needed_bytes)) for n in range(9))
     search.run(len(search.estimates), None, None)
     assert are_fitted == [False, False, False, False, True]
+
+
+def test_shards_of_which_no_plan_may_fit_leave_those_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the cycles of plans that exceed the memory are no reason to leave out the only plan that fits."""
+    memories = {1: 1.5, 2: 3.0, 4: 0.5}
+    plans = {ipu.Plan(shards=shards): Estimate(1000.0 * shards, 0.0) for shards in memories}
+    costs: Any = SimpleNamespace(
+        target=DEVICE.target,
+        least_cycles=lambda plan: plans[plan].cycles,
+        estimate=lambda plan: replace(plans[plan], tile_bytes=memories[plan.shards] * DEVICE.target.bytes_per_tile),
+        cuts_of_program=lambda plan, estimate: (),
+    )
+    monkeypatch.setattr(search_run, "compiled_cost", lambda job: PointCost(1000, 1, True))
+    search = search_run.SearchRun(dense_step, (), Candidates(tuple(plans)), costs, settings={})
+    search.run(1, None, None)
+    assert [(plan.shards, cost.fits) for plan, cost in search.compiled.items()] == [(4, True)]
 
 
 class _Busy:
@@ -437,3 +455,19 @@ def test_shards_that_nothing_divides_by_are_left_out() -> None:
     assert search.best.plan.shards == 1
     assert all("divisible by 3" in row.left_out for row in search if row.plan.shards == 3)
     assert {row.plan.shards for row in search} == {1, 3}
+
+
+def test_split_of_parameters_has_fewest_bytes_between_ipus_where_two_ipus_are_too_few() -> None:
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            layer = jax.checkpoint(lambda x, p: (x + jnp.tanh(x @ p["up"]) @ p["down"], None))
+            return (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+
+        return jax.tree.map(jnp.subtract, params, jax.grad(loss)(params))
+
+    params = {"up": jnp.zeros((8, 64, 256)), "down": jnp.zeros((8, 256, 64))}
+    traced = traced_step(step, (params, jnp.zeros((64, 32, 64))))
+    target = ipu.IPUModel(8, tiles_per_ipu=4).target
+    plans = candidates(traced, traced.is_of((1,)), target, {"shards": (2,)}, (0,)).plans
+    specs = {"[0]['down']": jax.P(None, "model"), "[0]['up']": jax.P(None, None, "model")}
+    assert [plan.specs for plan in plans] == [specs] * len(plans)
