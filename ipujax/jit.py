@@ -105,9 +105,9 @@ def jit(  # type: ignore[no-untyped-def]
             one element, and keys, stay on chip. Of an argument that is split over replicas each loads its part, as with
             the state of `ipu.optim.shard`.
         in_shardings: shardings of positional arguments that are not static, as of `jax.jit`: a pytree prefix of
-            `jax.sharding.NamedSharding`, `PartitionSpec` for the mesh that is set, or None. A sharding that splits a
-            value, be it of an argument, a result, a constraint or a type, partitions the function over the IPUs of a
-            mesh: one device of it is one IPU. See `ipu.make_mesh`.
+            `jax.sharding.NamedSharding`, `PartitionSpec` for the mesh that is set, `SingleDeviceSharding`, or None. A
+            sharding that splits a value, be it of an argument, a result, a constraint or a type, partitions the
+            function over the IPUs of a mesh: one device of it is one IPU. See `ipu.make_mesh`.
         out_shardings: shardings of results, likewise; of kind `pinned_host` over one device: in streaming memory.
         keep_unused: as of `jax.jit`, for the computation of XLA. On the machine all arguments are inputs either way.
         inline: whether the function is inlined in the jaxpr of functions of `jax.jit` and transformations around it. In

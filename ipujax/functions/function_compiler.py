@@ -132,14 +132,14 @@ class FunctionCompiler:
 
     @functools.cached_property
     def on_cpu(self) -> Any:
-        """The function as `ipu.CPU()` runs it: `plain`, and results go to the host's memory by `out_shardings`.
+        """The function as `ipu.CPU()` runs it: `plain`, with memory and type of results by `out_shardings`.
 
         Not so in `plain`: inside of another function JAX ignores that memory, and values of two would not combine.
         """
         user = self.user
-        if not user.shardings.stores:
+        if user.shardings.outputs is None:
             return self.plain
-        return user.jitted(lambda *args, **kwargs: user.shardings.stored(user.name, self.plain(*args, **kwargs)))
+        return user.jitted(lambda *args, **kwargs: user.shardings.placed(user.name, self.plain(*args, **kwargs)))
 
     def inlined(self, outer: Compilation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function inside of another one of `ipu.jit`, in whose program it is: its shardings are constraints.
@@ -248,7 +248,7 @@ class FunctionCompiler:
         if device not in self._tracers:
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                return user.shardings.stored(user.name, user.fun(*args, **kwargs))
+                return user.shardings.placed(user.name, user.fun(*args, **kwargs))
 
             def traced(*args: Any, **kwargs: Any) -> Any:
                 replication = user.replication

@@ -14,6 +14,7 @@ from inspect import signature
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, line_of
@@ -66,14 +67,42 @@ class CallShardings:
 NO_SHARDINGS = CallShardings()
 
 
+def _is_of_one_device(sharding: Any) -> bool:
+    return isinstance(sharding, Sharding) and sharding.num_devices == 1
+
+
 def _asks(sharding: Any) -> bool:
     """Return whether a sharding, or a spec for the mesh that is set, may ask for more than one device."""
-    return sharding is not None and not (isinstance(sharding, NamedSharding) and sharding.mesh.size == 1)
+    return sharding is not None and not _is_of_one_device(sharding)
 
 
 def _stores(sharding: Any) -> bool:
     """Return whether a sharding asks for the host's memory, of one device."""
-    return isinstance(sharding, Sharding) and sharding.memory_kind == "pinned_host" and sharding.num_devices == 1
+    return _is_of_one_device(sharding) and sharding.memory_kind == "pinned_host"
+
+
+def _is_typed(sharding: Any) -> bool:
+    """Return whether a sharding gives a type with explicit axes to a result on one device."""
+    is_named = isinstance(sharding, NamedSharding) and sharding.mesh.size == 1
+    return is_named and any(padded(_of_explicit_axes(sharding).spec, 0))
+
+
+def _of_explicit_axes(sharding: NamedSharding) -> NamedSharding:
+    """Sharding by the explicit axes alone, those that types have."""
+    mesh = sharding.mesh
+    explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
+    parts = [tuple(axis for axis in axes if axis in explicit) for axes in padded(sharding.spec, 0)]
+    return sharding.update(spec=PartitionSpec(*(axes or None for axes in parts)))
+
+
+def _places(sharding: Any) -> bool:
+    """Return whether a sharding, or a spec for the mesh that is set, changes memory or type of a result on one device.
+
+    A spec over more devices partitions the function.
+    """
+    if isinstance(sharding, PartitionSpec):
+        return jax.sharding.get_abstract_mesh().shape_tuple != () and current_mesh().size == 1
+    return _stores(sharding) or _is_typed(sharding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +125,31 @@ class ShardingSettings:
         leaves = jax.tree.leaves((self.inputs, self.outputs))
         object.__setattr__(self, "has_any", any(map(_asks, leaves)))
 
-    @property
-    def stores(self) -> bool:
-        """True if `out_shardings` ask for streaming memory."""
-        return any(map(_stores, jax.tree.leaves(self.outputs)))
+    def placed(self, who: str, results: Tree) -> Tree:
+        """Return results while a function is traced, in the memory and of the type that `out_shardings` ask for.
 
-    def stored(self, who: str, results: Tree) -> Tree:
-        """Return results while a function is traced, put to streaming memory where `out_shardings` ask for it."""
-        if not self.stores:
+        Only shardings over one device are for this: others partition the function.
+
+        Args:
+            who: name of the function, for messages.
+            results: the results.
+        """
+        if not any(map(_places, jax.tree.leaves(self.outputs, is_leaf=_is_sharding))):
             return results
         leaves, tree = jax.tree.flatten(results)
         shardings = _leaves(f"out_shardings of {who}", self.outputs, results)
-        host = jax.memory.Space.Host
-        stored = [jax.device_put(x, host) if _stores(s) else x for x, s in zip(leaves, shardings, strict=True)]
-        return jax.tree.unflatten(tree, stored)
+        names = [f"result {n} of {who}" for n in range(len(leaves))]
+        return jax.tree.unflatten(tree, map(_placed, names, leaves, shardings))
 
     @property
     def without_effect(self) -> list[str]:
-        """A line for each setting whose shardings name a memory but for results on one device, see `stored`."""
+        """A line for each setting whose shardings name a memory but for results on one device, see `placed`."""
         settings = {"in_shardings": self.inputs, "out_shardings": self.outputs}
         kinds = {
             (name, sharding.memory_kind)
             for name, shardings in settings.items()
             for sharding in jax.tree.leaves(shardings)
-            if isinstance(sharding, NamedSharding) and sharding.memory_kind not in (None, "device")
+            if isinstance(sharding, Sharding) and sharding.memory_kind not in (None, "device")
             if name == "in_shardings" or not _stores(sharding)
         }
         hint = "jax.device_put(x, jax.memory.Space.Host) puts values into streaming memory"
@@ -326,7 +356,7 @@ class _Leaf:
 
 
 def _is_sharding(x: Any) -> bool:
-    return x is None or isinstance(x, NamedSharding | PartitionSpec)
+    return x is None or isinstance(x, Sharding | PartitionSpec)
 
 
 def constrained(name: str, shardings: Tree, values: Tree) -> Tree:
@@ -350,12 +380,22 @@ def _constrained(x: Any, sharding: NamedSharding | None) -> Any:
     return (jax.sharding.reshard if is_explicit else jax.lax.with_sharding_constraint)(x, sharding)
 
 
+def _placed(name: str, x: Any, sharding: NamedSharding | None) -> Any:
+    if sharding is not None and _is_typed(sharding):
+        _check_divides(name, x, sharding)
+        x = jax.sharding.reshard(x, _of_explicit_axes(sharding))
+    return jax.device_put(x, jax.memory.Space.Host) if _stores(sharding) else x
+
+
 def _named(name: str, value: Any) -> NamedSharding | None:
-    """Named sharding of a setting; a bare spec is one over the mesh that is set."""
+    """Named sharding of a setting; a bare spec is one over the mesh that is set, one device is a mesh of it."""
     if value is None or isinstance(value, NamedSharding):
         return value
+    if _is_of_one_device(value):
+        of_device = Mesh(np.array(list(value.device_set)), ("device",), axis_types=(AxisType.Auto,))
+        return NamedSharding(of_device, PartitionSpec(), memory_kind=value.memory_kind)
     if not isinstance(value, PartitionSpec):
-        expected = "a tree of jax.sharding.NamedSharding, PartitionSpec or None"
+        expected = "a tree of jax.sharding.NamedSharding, PartitionSpec, SingleDeviceSharding or None"
         raise ArgumentTypeError(f"{name} of ipu.jit", expected=expected, got=repr(value))
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.shape:

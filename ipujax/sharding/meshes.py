@@ -136,10 +136,16 @@ def to_one_device(leaf: Any) -> Any:
 def without_axes(x: jax.Array) -> jax.Array:
     """Return an array without axes in its type: `reduced` ones, which are for gradients, and those of one device.
 
-    Operations of the program do not know them.
+    Operations of the program do not know them. Where a mesh with explicit axes is set, its type is over that mesh: JAX
+    gives it to arrays that operations make, and combines no types over a mesh with types without.
     """
-    sharding = _typed_sharding(jax.typeof(x))
-    return x if sharding is None else jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))
+    aval = jax.typeof(x)
+    sharding = _typed_sharding(aval)
+    if sharding is not None:
+        return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))
+    mesh = jax.sharding.get_abstract_mesh()
+    has_type_over_mesh = AxisType.Explicit not in mesh.axis_types or not aval.sharding.mesh.empty
+    return x if has_type_over_mesh else jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
 
 
 def with_axes(results: Sequence[jax.Array], avals: Sequence[Any]) -> list[jax.Array]:

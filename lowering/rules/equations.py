@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
@@ -210,7 +211,9 @@ class Lowering:
             later=later,
         )
         rule = rule_of(eqn.primitive.name)
-        with eqn.ctx.manager:  # the user's settings, such as `jax.threefry_partitionable`
+        mesh = jax.sharding.get_abstract_mesh()
+        # The user's settings, such as `jax.threefry_partitionable`, without the mesh of the trace: operands have none.
+        with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
             results = self._without_rule(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         results = [copied_if_huge(Builder(self.graph, prog, context.name), result) for result in results]

@@ -174,6 +174,53 @@ def test_unset_shardings_beside_replicas() -> None:
         ipu.jit(lambda x: x, device=device, in_shardings=(NamedSharding(mesh, P("data")),), **split)
 
 
+# --- shardings over one device ----------------------------------------------------------------------------------------
+
+ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+HOST_OF_ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+
+
+@pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=str)
+@pytest.mark.parametrize("setting", [ONE_DEVICE, HOST_OF_ONE, {"sum": ONE_DEVICE, "none": None}], ids=str)
+def test_shardings_of_one_device_without_a_mesh(setting: Any, device: ipu.IPUModel | ipu.CPU) -> None:
+    settings = {"in_shardings": (ONE_DEVICE, None), "out_shardings": setting}
+    result = ipu.jit(add, device=device, **settings)(X, X)["sum"]
+    expected = jax.jit(add, **settings)(X, X)["sum"]
+    np.testing.assert_array_equal(result, expected)
+    assert result.sharding.memory_kind == expected.sharding.memory_kind
+
+
+@pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=str)
+@pytest.mark.parametrize("is_named", [True, False], ids=["NamedSharding", "PartitionSpec"])
+def test_results_have_the_explicit_axes_of_one_device(is_named: bool, device: ipu.IPUModel | ipu.CPU) -> None:
+    """Functions of the script that check them, such as `jax.shard_map`, take the results as they take those of JAX."""
+    mesh = jax.make_mesh((1,), ("x",))
+    with jax.set_mesh(mesh):
+        out_shardings = {"sum": NamedSharding(mesh, P("x")) if is_named else P("x"), "none": None}
+        function = ipu.jit(add, device=device, out_shardings=out_shardings)
+        expected = jax.jit(add, out_shardings=out_shardings)(X, X)["sum"]
+        double = jax.shard_map(lambda x: 2 * x, in_specs=P("x"), out_specs=P("x"))
+        for result in (function(X, X)["sum"], function(X, X)["sum"]):
+            assert jax.typeof(result) == jax.typeof(expected)
+            np.testing.assert_array_equal(double(result), 2 * (X + 1))
+
+
+# Of arrays without axes, which JAX types without the mesh that is set, while it gives the mesh to new arrays.
+IN_EXPLICIT_MESH: dict[str, Callable[[Any], Any]] = {
+    "stacked rows of a loop": lambda x: jax.lax.scan(lambda c, row: (c + row, c), x[0], x)[1],
+    "scatter to a constant index": lambda x: jnp.zeros(2).at[jnp.array([1])].add(x[0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", IN_EXPLICIT_MESH)
+def test_arrays_without_axes_in_an_explicit_mesh_of_one_device(name: str) -> None:
+    fun = IN_EXPLICIT_MESH[name]
+    with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+        expected = jax.jit(fun)(X)
+        for call in (ipu_jit(fun), ipu_jit(fun).lower(X).compile()):
+            np.testing.assert_array_equal(call(X), expected)
+
+
 # --- literally --------------------------------------------------------------------------------------------------------
 
 START = """
