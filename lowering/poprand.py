@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.lowering import popops
 from ipujax.lowering.layout import map_linearly
@@ -150,7 +149,7 @@ def _key_codelet(
         # partial form: all of it is computed, and the block sliced out. `fun` has got the keys of the block alone, so
         # that nothing is sliced along the dimensions of keys; `origins` are those of the other dimensions.
         starts = [*([0] * keys_rank), *origins]
-        return lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], out_shape)
+        return jax.lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], out_shape)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         *_, out_shape = shapes  # here of all fields, the operands first; results have one shape
