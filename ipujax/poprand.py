@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.poplar.library import add, check_arguments, check_tensors, registrar
 from ipujax.poplar.types import cast_values, element_type
@@ -146,7 +145,7 @@ def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype:
         below = np.array(low - 1, dtype)
         return jax.random.randint(key, size, below, np.array(high, dtype), dtype) + np.array(1, dtype)
     # All values of the type.
-    return lax.bitcast_convert_type(jax.random.bits(key, size, f"uint{8 * dtype.itemsize}"), dtype)
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, size, f"uint{8 * dtype.itemsize}"), dtype)
 
 
 def normal(

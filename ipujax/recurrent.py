@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 Units = Mapping[str, jax.Array]  # of each unit an array [batch, out]
 State = tuple[jax.Array, ...]  # output, and of an LSTM the cell state, [batch, out]
@@ -265,7 +264,7 @@ def run_layer(
         return where_each(runs, new, state), (output, past if keeps_intermediates else ())
 
     scanned = weighted(x) if multiplies_before_loop else x
-    last, (all_outputs, intermediates) = lax.scan(step, tuple(start), (scanned, running))
+    last, (all_outputs, intermediates) = jax.lax.scan(step, tuple(start), (scanned, running))
     return all_outputs, last, intermediates
 
 

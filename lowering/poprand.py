@@ -16,24 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from ipujax.lowering import popops
 from ipujax.lowering.layout import map_linearly
-from ipujax.lowering.popops import (
-    FieldUse,
-    Work,
-    add_vertices,
-    along,
-    choose,
-    mapped_variable,
-    place_operand,
-    placed_axes,
-    source_of,
-    spans,
-    tile_grid,
-    total_elements,
-    whole_axis,
-)
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
 from ipujax.runtime.target import Target, issue_round_cycles, store_cycles, whole_cycles
@@ -72,17 +57,17 @@ def per_key(
     shape, _ = results[0]
     order = range(len(shape) if cut_results else keys_rank)  # dimensions of the results that may be cut
     # Of an operand a block of the results reads the same keys, and other dimensions whole.
-    key_spans = [spans(x.shape, _dims_of_keys(x, keys_rank, shape)) for x in operands]
+    key_spans = [popops.spans(x.shape, _dims_of_keys(x, keys_rank, shape)) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
     codelet = _key_codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
-    read = [FieldUse(s, source_of(builder.graph, x)) for x, s in zip(operands, key_spans, strict=True)]
-    written = [FieldUse(spans(shape, range(len(shape))))] * len(results)
-    work = Work(codelet, (*read, *written))
+    read = [popops.FieldUse(s, popops.source_of(builder.graph, x)) for x, s in zip(operands, key_spans, strict=True)]
+    written = [popops.FieldUse(popops.spans(shape, range(len(shape))))] * len(results)
+    work = popops.Work(codelet, (*read, *written))
 
-    placement = choose(builder.graph, shape, order, work, operands)
+    placement = popops.choose(builder.graph, shape, order, work, operands)
     for tensor, tensor_spans in zip(operands, key_spans, strict=True):
         if tensor.ndim:
-            place_operand(builder.graph, tensor, tensor_spans, placement)
+            popops.place_operand(builder.graph, tensor, tensor_spans, placement)
         map_linearly(builder.graph, tensor)  # a scalar
     return _add_vertices_on_keys(builder, codelet, operands, keys_rank, results, placement)
 
@@ -114,7 +99,7 @@ def _add_vertices_on_keys(
         placement: blocks of the results, and the tile of each.
     """
     shape = results[0][0]
-    axes = placed_axes(placement)
+    axes = popops.placed_axes(placement)
     accesses = []
     outs = []
     rank = len(shape)
@@ -122,16 +107,16 @@ def _add_vertices_on_keys(
         numbers: list[int] = []  # axis of each dimension of the operand
         for d, followed in enumerate(_dims_of_keys(x, keys_rank, shape)):
             numbers.append(len(axes) if followed is None else followed)
-            axes += [whole_axis(f"in{number}_{d}", x.shape[d])] if followed is None else []
-        accesses.append(along(x, numbers))
+            axes += [popops.whole_axis(f"in{number}_{d}", x.shape[d])] if followed is None else []
+        accesses.append(popops.along(x, numbers))
     for out_shape, out_dtype in results:
         assert out_shape == shape, "results have equal shapes"
-        outs.append(mapped_variable(builder.graph, shape, out_dtype, builder.name, range(rank), placement))
-        accesses.append(along(outs[-1], range(rank)))
-    tile = tile_grid(placement, len(axes) - rank)
+        outs.append(popops.mapped_variable(builder.graph, shape, out_dtype, builder.name, range(rank), placement))
+        accesses.append(popops.along(outs[-1], range(rank)))
+    tile = popops.tile_grid(placement, len(axes) - rank)
     # Only of these dimensions a block must know where it begins: it has the keys themselves.
     origins = [axis.name for axis in axes[keys_rank:rank]]
-    add_vertices(builder, codelet, axes, accesses, tile, origins)
+    popops.add_vertices(builder, codelet, axes, accesses, tile, origins)
     return outs
 
 
@@ -164,11 +149,11 @@ def _key_codelet(
         # partial form: all of it is computed, and the block sliced out. `fun` has got the keys of the block alone, so
         # that nothing is sliced along the dimensions of keys; `origins` are those of the other dimensions.
         starts = [*([0] * keys_rank), *origins]
-        return lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], out_shape)
+        return jax.lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], out_shape)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         *_, out_shape = shapes  # here of all fields, the operands first; results have one shape
-        num_bytes = total_elements(out_shape) * element_bytes(out_dtypes[-1]) * len(out_dtypes)
+        num_bytes = popops.total_elements(out_shape) * element_bytes(out_dtypes[-1]) * len(out_dtypes)
         vectors = -(-num_bytes // target.vector_width_bytes)
         # Workers share the vectors; where they are fewer than issue slots, the other slots are idle.
         slots = vectors * issue_round_cycles(target) / target.worker_contexts

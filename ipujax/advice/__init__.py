@@ -32,14 +32,18 @@ from ipujax.advice.changed_functions import (
     repipelined,
     with_more_ipus,
 )
-from ipujax.advice.edits import edits
 from ipujax.arguments import as_numbers
 from ipujax.jit import IpuFunction, jitted
-from ipujax.runtime.causes import AdviceRow as AdviceRow
+from ipujax.runtime.causes import AdviceRow as AdviceRow, Cause
+from ipujax.runtime.causes.removals import RETURNED, STREAMING
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.options import RECOMPUTATIONS
 from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
+from ipujax.runtime.tensor import Origin
+from ipujax.runtime.views import verdict
+
+_BY_OPTIONS = frozenset((RETURNED, STREAMING))  # causes that options remove, which are compiled
 
 
 @checking_calls("ipu.advise")
@@ -112,8 +116,23 @@ def _advice(rows: Sequence[AdviceRow], profile: Profile | None) -> Advice:
     ranked = tuple(sorted(rows, key=_rank))
     if profile is None:
         return Advice(ranked)
-    hints = edits(profile)
+    hints = _edits(profile)
     return Advice(ranked, hints, profile.replaced(advice=(*ranked, *hints)))
+
+
+def _edits(profile: Profile) -> tuple[AdviceRow, ...]:
+    """Return the changes of the user's function that its causes suggest, most cycles to save first, none compiled."""
+    result = verdict(profile)
+    return tuple(
+        AdviceRow(_edit(cause, remedy), saved_cycles=gain, tried=False)
+        for cause, gain, remedy in zip(result.causes, result.gains, result.remedies, strict=True)
+        if cause.name not in _BY_OPTIONS
+    )
+
+
+def _edit(cause: Cause, remedy: str) -> str:
+    """Return what to change, with the line of most of the cycles."""
+    return remedy if cause.origin == Origin() else f"{cause.origin}: {remedy}"
 
 
 def _beside(row: AdviceRow, present: AdviceRow) -> AdviceRow:

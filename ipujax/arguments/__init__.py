@@ -2,7 +2,6 @@
 
 from ipujax.arguments.arguments import (
     argument_places as argument_places,
-    as_names as as_names,
     as_numbers as as_numbers,
     by_position as by_position,
     check_arguments as check_arguments,

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.gcl import COLLECTIVES, is_collective
 from ipujax.lowering.jax_compat import JaxprEqn, eval_equation, is_on_host
@@ -118,7 +117,7 @@ def _sum_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -
         params["preferred_element_type"] = _WIDE.get(jnp.dtype(accumulator_dtype), accumulator_dtype)
     in_wide = eqn.replace(params=params)
     magnitudes = eval_equation(in_wide, *(_magnitude_like(x) if is_inexact(x) else x for x in operands))
-    ones = [lax.optimization_barrier(jnp.ones_like(_magnitude_like(x))) if is_inexact(x) else x for x in operands]
+    ones = [jax.lax.optimization_barrier(jnp.ones_like(_magnitude_like(x))) if is_inexact(x) else x for x in operands]
     terms = eval_equation(in_wide, *ones)
     return [
         _epsilon(x) * jnp.sqrt(1 + _magnitude(n)) * _magnitude(y)
@@ -150,7 +149,7 @@ def _signs(shape: Sequence[int], seed: jax.Array) -> jax.Array:
     size = 1
     for extent in shape:
         size *= extent
-    words = (lax.iota(jnp.uint32, size) + seed) * jnp.uint32(2654435761)
+    words = (jax.lax.iota(jnp.uint32, size) + seed) * jnp.uint32(2654435761)
     words = (words ^ (words >> 15)) * jnp.uint32(2246822519)
     return (1 - 2 * ((words >> 13) & 1).astype(jnp.float32)).reshape(tuple(shape))
 

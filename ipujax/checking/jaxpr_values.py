@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ipujax.checking.differences import SAMPLES, is_inexact, random_rounding
 from ipujax.lowering.jax_compat import (
@@ -108,7 +107,7 @@ def spread_of(evaluate: Callable[[Rounded | None], Any], seed: int = 0) -> Any:
         return jax.tree.map(lambda a, x, y: jnp.maximum(a, _change(x, y)), largest, exact, changed), None
 
     numbers = seed * SAMPLES + jnp.arange(1, 1 + SAMPLES, dtype=jnp.uint32)
-    return lax.scan(sample, first, numbers)[0]
+    return jax.lax.scan(sample, first, numbers)[0]
 
 
 def results_one_by_one(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:

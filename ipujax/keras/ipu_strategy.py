@@ -34,9 +34,7 @@ from ipujax.keras.execution.device_loop import Execution, execution_key
 from ipujax.keras.execution.model_steps import first_of, predict_step, test_step, train_step
 from ipujax.keras.execution.update_counts import CheckUpdates, check_last_batch
 from ipujax.keras.layer_places import record_compiled, recorded_places
-from ipujax.keras.model_state import explain_missing, replace_attribute, set_untracked, settings_of
 from ipujax.keras.stages import layer_stages, stage_assignment
-from ipujax.keras.stages.layer_stages import with_stages
 
 FILE = "model.ipujax"
 _STEP = "a layer of the model, or code around the call of the program that is returned"
@@ -65,8 +63,10 @@ def exporter(strategy_of: Callable[[], Any]) -> Callable[..., ipu.LoadedProgram]
         shapes = _input_shapes(model, batch_size)
         strategy = strategy_of()
         values = [[v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables)]
-        settings = replace(settings_of(model), accumulation=1, replicas=1)
-        settings = with_stages(model, "predict", settings, strategy.device, values, (_structured(model, shapes),))
+        settings = replace(model_state.settings_of(model), accumulation=1, replicas=1)
+        settings = layer_stages.with_stages(
+            model, "predict", settings, strategy.device, values, (_structured(model, shapes),)
+        )
         step = predict_step(model, settings)
 
         def predict(*inputs: Any) -> Any:
@@ -117,7 +117,7 @@ _OPTIONS: Mapping[str, Callable[..., Any]] = {
     "print_pipeline_stage_assignment_summary": stage_assignment.print_pipeline_stage_assignment_summary,
     "reset_pipeline_stage_assignment": stage_assignment.reset_pipeline_stage_assignment,
 }
-explain_missing(keras.Model)
+model_state.explain_missing(keras.Model)
 
 
 class IPUStrategy:
@@ -167,7 +167,7 @@ class IPUStrategy:
             stack.callback(self._release)  # runs last, when Keras' methods are restored
             stack.enter_context(recorded_places())
             for name, method in self._methods().items():
-                stack.enter_context(replace_attribute(keras.Model, name, method))
+                stack.enter_context(model_state.replace_attribute(keras.Model, name, method))
             yield self
 
     def _warn_of_options(self) -> None:
@@ -216,7 +216,7 @@ class IPUStrategy:
         keras_maker = getattr(keras.Model, f"make_{name}")
 
         def make(model: Any, force: bool = False) -> Any:
-            settings = settings_of(model)
+            settings = model_state.settings_of(model)
             if model.run_eagerly:
                 if settings.batches_of_update > 1 or layer_stages.has_stages(model):
                     problem = f"{model.name} is run eagerly, step by step in JAX"
@@ -239,7 +239,7 @@ class IPUStrategy:
                 current.end_fit()  # a fit that was interrupted did not
                 return None
             execution = Execution(model, kind, _STEPS[kind], settings, device, options)
-            set_untracked(model, **{name: execution})
+            model_state.set_untracked(model, **{name: execution})
             return None
 
         return make

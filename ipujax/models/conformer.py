@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ipujax.models.network_layers import (
     Params,
@@ -153,7 +152,7 @@ def conformer(name: str, shape: ConformerShape, dtype: Any, recompute: bool) -> 
             return block(*layer, x, shape.heads, is_training)
 
         body = jax.checkpoint(each) if recompute and is_training else each
-        x, running = lax.scan(body, x, (params["blocks"], statistics))
+        x, running = jax.lax.scan(body, x, (params["blocks"], statistics))
         return dense(params["head"], x), running
 
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ipujax.models.network_layers import Params, dense, dense_init, stacked, through_layers, weights
 from ipujax.models.workload import Network, Struct, Tree
@@ -46,7 +45,7 @@ class LlamaShape:
 def rms_norm(scale: jax.Array, x: jax.Array) -> jax.Array:
     """Divides the last dimension by its root mean square, in single precision."""
     wide = x.astype(jnp.float32)
-    return (wide * lax.rsqrt((wide**2).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * scale
+    return (wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * scale
 
 
 def rotated(x: jax.Array, base: float) -> jax.Array:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ipujax.models.network_layers import conv_norm, conv_norm_init, dense, dense_init
 from ipujax.models.workload import Network, Struct, Tree
@@ -118,7 +117,7 @@ def resnet(name: str, shape: ResnetShape, dtype: Any, recompute: bool) -> Networ
 
     def apply(params: Tree, statistics: Tree, images: jax.Array, is_training: bool) -> tuple[jax.Array, Tree]:
         x, stem = conv_norm(params["stem"], statistics["stem"], images, 2, is_training)
-        x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        x = jax.lax.reduce_window(jax.nn.relu(x), -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
         new = []
         for (*_, stride), p, stats in zip(rows, params["blocks"], statistics["blocks"], strict=True):
             each = partial(block, stride, is_training=is_training)

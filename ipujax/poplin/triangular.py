@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ipujax.poplar.library import add
 from ipujax.runtime.errors import GraphError
@@ -46,7 +45,7 @@ def triangular_mask(
     _check_square(name, a)
 
     def mask(x: jax.Array) -> jax.Array:
-        row, column = (lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - n) for n in (2, 1))
+        row, column = (jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - n) for n in (2, 1))
         is_in_triangle = column <= row if lower else column >= row
         x = jnp.where(is_in_triangle, x, jnp.zeros((), x.dtype))
         return jnp.where(row == column, jnp.ones((), x.dtype), x) if unit_diagonal else x
@@ -77,7 +76,7 @@ def triangular_solve(
     _check_square(name, a)
 
     def solve(x: jax.Array, y: jax.Array) -> jax.Array:
-        return lax.linalg.triangular_solve(x, y, left_side=left_side, lower=lower, unit_diagonal=unit_diagonal)
+        return jax.lax.linalg.triangular_solve(x, y, left_side=left_side, lower=lower, unit_diagonal=unit_diagonal)
 
     return add(graph, solve, [a, b], prog, name)
 

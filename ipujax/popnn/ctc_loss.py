@@ -28,7 +28,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.poplar.library import add
 from ipujax.poplar.types import element_type
@@ -160,7 +159,7 @@ def _sum_from_start(
     # Before the first step all paths are at the first blank: it leads to that blank and to the first symbol.
     first = jnp.zeros((batch, 1), emissions.dtype)
     start = jnp.concatenate([first, jnp.full((batch, num_positions - 1), _LOG_ZERO)], 1)
-    return lax.scan(step, start, (emissions, _is_valid_step(time, data_lengths)[..., None]))
+    return jax.lax.scan(step, start, (emissions, _is_valid_step(time, data_lengths)[..., None]))
 
 
 def _sum_to_end(emissions: jax.Array, can_skip: jax.Array, data_lengths: jax.Array, is_end: jax.Array) -> jax.Array:
@@ -177,7 +176,7 @@ def _sum_to_end(emissions: jax.Array, can_skip: jax.Array, data_lengths: jax.Arr
 
     # True for a step that another valid step follows.
     has_next = jnp.arange(1, time + 1, dtype=counting_dtype(data_lengths.dtype))[:, None] < data_lengths[None]
-    return lax.scan(step, at_end, (emissions, has_next[..., None]), reverse=True)[1]
+    return jax.lax.scan(step, at_end, (emissions, has_next[..., None]), reverse=True)[1]
 
 
 def create_data_input(

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT
 from ipujax.popnn.recurrent_operands import ACTIVATIONS, RecurrentParams
@@ -114,7 +113,7 @@ def backward(params: RecurrentParams, num_state_gradients: int = 0) -> Callable[
             return where_each(running, d_before, d_state), d_units
 
         operands = (d_outs, intermediates, running_mask(params.time_steps, *lengths))
-        d_first, d_units = lax.scan(step, d_state, operands, reverse=True)
+        d_first, d_units = jax.lax.scan(step, d_state, operands, reverse=True)
         d_x = jnp.einsum("tbko,kio->tbi", d_units, w) if params.calc_input_gradients else None
         return *d_first, d_x, d_units
 

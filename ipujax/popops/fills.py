@@ -11,7 +11,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.emit import placing
 from ipujax.lowering.layout import map_linearly
@@ -105,7 +104,7 @@ def encode_one_hot(
 def is_indexed(indices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Return the mask [n, columns] of the column that each index [n] names."""
     wide = widened(indices)
-    return lax.broadcasted_iota(wide.dtype, shape, 1) == wide[:, None]
+    return jax.lax.broadcasted_iota(wide.dtype, shape, 1) == wide[:, None]
 
 
 def widened(indices: jax.Array) -> jax.Array:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.poplar.library import add, check_tensors, look_up
 from ipujax.poplar.types import element_type
@@ -33,7 +32,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "min": jnp.min,
     "logical_and": jnp.all,
     "logical_or": jnp.any,
-    "square_add": lambda x, axis: jnp.sum(lax.square(x), axis),
+    "square_add": lambda x, axis: jnp.sum(jax.lax.square(x), axis),
     "log_add": jax.nn.logsumexp,
 }
 _SUMS = ("add", "square_add")  # the ones that scale and update (popops: "only valid with ADD or SQUARE_ADD")
@@ -231,4 +230,4 @@ def has_nan_or_inf(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan_
 
     Source: popops::hasNaNOrInf.
     """
-    return add(graph, lambda a: jnp.any(~lax.is_finite(a)), [x], prog, name)
+    return add(graph, lambda a: jnp.any(~jax.lax.is_finite(a)), [x], prog, name)

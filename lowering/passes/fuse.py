@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.jax_compat import (
     Atom,
@@ -283,7 +282,7 @@ def _with_explicit_broadcasts(eqn: JaxprEqn) -> list[JaxprEqn]:
             wide = Var(aval.update(shape=shape))
             dims = tuple(range(len(shape) - len(aval.shape), len(shape)))
             params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
-            broadcasts.append(new_jaxpr_eqn([atom], [wide], lax.broadcast_in_dim_p, params, set(), eqn.source_info))
+            broadcasts.append(new_jaxpr_eqn([atom], [wide], jax.lax.broadcast_in_dim_p, params, set(), eqn.source_info))
             atom = wide
         operands.append(atom)
     return [*broadcasts, eqn.replace(invars=operands)]

@@ -21,7 +21,6 @@ from math import inf
 from typing import Any
 
 import jax
-from jax import lax
 
 from ipujax.lowering.jax_compat import (
     Atom,
@@ -198,11 +197,11 @@ def _with_split_product(eqn: JaxprEqn, movable: _Movable, most_bytes: float) -> 
     def sum_of_products(rhs: jax.Array, *lhs_parts: jax.Array) -> jax.Array:
         starts = accumulate((lhs.shape[dim] for lhs in lhs_parts), initial=0)
         rhs_parts = [
-            lax.slice_in_dim(rhs, start, start + lhs.shape[dim], axis=rhs_dim)
+            jax.lax.slice_in_dim(rhs, start, start + lhs.shape[dim], axis=rhs_dim)
             for lhs, start in zip(lhs_parts, starts, strict=False)
         ]
         return reduce(
-            lax.add, (eqn.primitive.bind(*pair, **eqn.params) for pair in zip(lhs_parts, rhs_parts, strict=True))
+            jax.lax.add, (eqn.primitive.bind(*pair, **eqn.params) for pair in zip(lhs_parts, rhs_parts, strict=True))
         )
 
     operands = [rhs, *joining.invars]

@@ -1,17 +1,17 @@
 """Parts of a training step from its data flow, for equations whose name stack tells none.
 
     forward, backward, recomputed    by JAX's names of transformations, see `part_of_name`
-    update      computed from a gradient that is complete, or only read by what is; computed once a step from state
+    update      computed from a complete gradient, or read by such values alone; computed once a step from state
                 alone, which the step writes again: weights that are cast, a counter of steps
     forward     other values that the forward part reads, such as a scaled batch; values computed from its results
     backward    computed from the gradient of a micro-batch, which a loop adds up
     plumbing    control of a loop or branch with several parts inside
 
-Input: an inlined jaxpr with notes of layers. Output: the same with parts in the notes, which all passes carry on. What
-neither reads nor is read by any of these has no part. A jaxpr without a backward part stays as it is.
+Input: an inlined jaxpr with notes of layers. Output: the same with parts in the notes, which all passes carry on. An
+equation that neither reads nor is read by any of these has no part. A jaxpr without a backward part stays as it is.
 
-A loop with a gradient inside trains if its next iteration reads for its forward part what it has computed from the
-gradient, else it accumulates gradients. A loop or branch without a gradient inside is of one part.
+A loop with a gradient inside trains if the forward part of its next iteration reads values computed from the gradient,
+else it accumulates gradients. A loop or branch without a gradient inside is of one part.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.tensor import BACKWARD, FORWARD, PLUMBING, RECOMPUTED, UPDATE, part_of_name
 from ipujax.runtime.tensor.roles import OPTIMISER_STATE, STATE, WEIGHTS
 
-# Facts of a value, as bits: what it is computed from,
-_STATE = 1  # what the step writes again
+# Data flow of a value, as bits: its sources, direct or not,
+_STATE = 1  # arguments that the step writes again
 _INPUT = 2  # other arguments
 _ACTIVATION = 4  # results of the forward part
 _GRADIENT = 8
 _SOURCES = _STATE | _INPUT | _ACTIVATION | _GRADIENT
-# and what reads it.
+# and its readers.
 _READ_BY_FORWARD = 16
 _READ_BY_UPDATE = 32
 _READERS = _READ_BY_FORWARD | _READ_BY_UPDATE
-_NO_FACTS = 0  # of a value that is computed from constants alone; of one that nothing reads
+_NO_FLOW = 0  # of a value that is computed from constants alone; of one that nothing reads
 
 _RESULTS_OF = {FORWARD: _ACTIVATION, RECOMPUTED: _ACTIVATION, BACKWARD: _GRADIENT}
 
@@ -56,9 +56,9 @@ def with_parts(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> ClosedJax
         roles = ValueRoles(_program(jaxpr).jaxpr)
         written = {WEIGHTS, OPTIMISER_STATE, STATE}
         inputs = [_STATE if roles.get(var) in written else _INPUT for var in _program(jaxpr).jaxpr.invars]
-    flow = _ValueFacts(jaxpr, inputs)
-    flow.read_backwards([_NO_FACTS] * len(jaxpr.out_avals))  # results are read by no part of the step
-    return flow.rewritten(BACKWARD if is_micro_batch else UPDATE)
+    data_flow = _DataFlow(jaxpr, inputs)
+    data_flow.add_readers([_NO_FLOW] * len(jaxpr.out_avals))  # results are read by no part of the step
+    return data_flow.rewritten(BACKWARD if is_micro_batch else UPDATE)
 
 
 def _program(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -89,110 +89,108 @@ def _is_region(eqn: JaxprEqn) -> bool:
 
 
 @dataclass(eq=False)
-class _ValueFacts:
-    """Facts of the values of one jaxpr.
+class _DataFlow:
+    """Data flow of the values of one jaxpr: the sources and the readers of each, as bits.
 
     Args:
         jaxpr: the jaxpr.
-        inputs: facts of its inputs.
-        facts: of all values.
-        regions: flows of the bodies of equations with a gradient inside, by number of the equation.
+        inputs: data flow of its inputs.
+        flows: that of all values.
+        regions: that of the bodies of equations with a gradient inside, by number of the equation.
     """
 
     jaxpr: ClosedJaxpr
     inputs: Sequence[int]
-    facts: dict[Var, int] = field(default_factory=dict)
-    regions: dict[int, list[tuple[Body, _ValueFacts]]] = field(default_factory=dict)
+    flows: dict[Var, int] = field(default_factory=dict)
+    regions: dict[int, list[tuple[Body, _DataFlow]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Find what each value is computed from; `read_backwards` adds what reads it."""
-        self._add_facts(self.jaxpr.jaxpr.invars, self.inputs)
+        """Find the sources of each value; `add_readers` adds its readers."""
+        self._add_flows(self.jaxpr.jaxpr.invars, self.inputs)
         for number, eqn in enumerate(self.jaxpr.eqns):
             if part := _named_part(eqn):
-                self._add_facts(eqn.outvars, [_RESULTS_OF[part]] * len(eqn.outvars))
+                self._add_flows(eqn.outvars, [_RESULTS_OF[part]] * len(eqn.outvars))
             elif _is_region(eqn):
                 self._follow_bodies(number, eqn)
             else:
-                self._add_facts(eqn.outvars, [self._facts_of_any(eqn.invars) & _SOURCES] * len(eqn.outvars))
+                self._add_flows(eqn.outvars, [self._flow_of_any(eqn.invars) & _SOURCES] * len(eqn.outvars))
 
     @property
     def results(self) -> list[int]:
-        """Facts of its results."""
-        return [self._facts_of(atom) for atom in self.jaxpr.jaxpr.outvars]
+        """Data flow of its results."""
+        return [self._flow_of(atom) for atom in self.jaxpr.jaxpr.outvars]
 
-    def _facts_of(self, atom: Atom) -> int:
-        return self.facts.get(atom, _NO_FACTS) if isinstance(atom, Var) else _NO_FACTS
+    def _flow_of(self, atom: Atom) -> int:
+        return self.flows.get(atom, _NO_FLOW) if isinstance(atom, Var) else _NO_FLOW
 
-    def _facts_of_any(self, atoms: Sequence[Atom]) -> int:
-        return reduce(or_, map(self._facts_of, atoms), _NO_FACTS)
+    def _flow_of_any(self, atoms: Sequence[Atom]) -> int:
+        return reduce(or_, map(self._flow_of, atoms), _NO_FLOW)
 
-    def _add_facts(self, atoms: Sequence[Atom], facts: Sequence[int]) -> None:
-        for atom, fact in zip(atoms, facts, strict=True):
+    def _add_flows(self, atoms: Sequence[Atom], flows: Sequence[int]) -> None:
+        for atom, flow in zip(atoms, flows, strict=True):
             if isinstance(atom, Var):
-                self.facts[atom] = self.facts.get(atom, _NO_FACTS) | fact
+                self.flows[atom] = self.flows.get(atom, _NO_FLOW) | flow
 
     def _follow_bodies(self, number: int, eqn: JaxprEqn) -> None:
-        """Find the facts of values inside an equation with a gradient in its bodies, and so those of its results.
+        """Find the sources of values inside an equation with a gradient in its bodies, and so those of its results.
 
         Args:
             number: number of the equation.
-            eqn: the equation, a loop, branch or call. What a loop carries and computes from gradients is its state.
+            eqn: the equation, a loop, branch or call. Carries that a loop computes from gradients are its state.
         """
         is_loop = eqn.primitive.name in LOOPS
         self.regions[number] = []
         for body in _inner_bodies(eqn):
-            # What each input of the body is computed from: input, state, activation, gradient.
-            inputs = [self._facts_of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
+            # Sources of each input of the body: state, input, activation, gradient.
+            inputs = [self._flow_of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
             if is_loop:
                 # An iteration's activations and gradients are those that it computes itself: others are inputs to it,
-                # and so is what is computed from state and from something else.
-                inputs = [fact if fact in (_NO_FACTS, _STATE) else _INPUT for fact in inputs]
+                # and so are values computed from state and from something else.
+                inputs = [flow if flow in (_NO_FLOW, _STATE) else _INPUT for flow in inputs]
                 # A carry that an iteration computes from gradients is state of the next: followed once to find these.
-                updated = _ValueFacts(body.jaxpr, inputs).results[body.results.carries]
+                updated = _DataFlow(body.jaxpr, inputs).results[body.results.carries]
                 inputs[body.inputs.carries] = [
-                    _STATE if fact & _GRADIENT else old
-                    for fact, old in zip(updated, inputs[body.inputs.carries], strict=True)
+                    _STATE if flow & _GRADIENT else old
+                    for flow, old in zip(updated, inputs[body.inputs.carries], strict=True)
                 ]
-            inside = _ValueFacts(body.jaxpr, inputs)
+            inside = _DataFlow(body.jaxpr, inputs)
             self.regions[number].append((body, inside))
-            self._add_facts(eqn.outvars, [fact & _SOURCES for fact in inside.results])
+            self._add_flows(eqn.outvars, [flow & _SOURCES for flow in inside.results])
 
-    def read_backwards(self, readers: Sequence[int]) -> None:
-        """Add to the facts of each value, last equation first, whether the forward part or the update reads it.
+    def add_readers(self, readers: Sequence[int]) -> None:
+        """Add to each value, last equation first, whether the forward part or the update reads it.
 
-        `readers` has these facts of the results, as bits of `_READERS`.
-
-        What reads a carry in the next iteration is added once: a part that reads it two iterations later only, through
-        another carry, is left out.
+        `readers` are those of the results, as bits of `_READERS`. The readers of a carry in the next iteration are
+        added once: a part that reads it two iterations later only, through another carry, is left out.
         """
-        self._add_facts(self.jaxpr.jaxpr.outvars, readers)
+        self._add_flows(self.jaxpr.jaxpr.outvars, readers)
         for number, eqn in reversed(list(enumerate(self.jaxpr.eqns))):
             if number in self.regions:
                 for body, inside in self.regions[number]:
-                    inside.read_backwards([self._facts_of(var) & _READERS for var in eqn.outvars])
+                    inside.add_readers([self._flow_of(var) & _READERS for var in eqn.outvars])
                     if eqn.primitive.name in LOOPS:  # the next iteration reads what this one carries
                         carried = inside.readers_of_inputs(body.inputs.carries)
-                        stacks = [_NO_FACTS] * (body.results.stacks.stop - body.results.stacks.start)
-                        inside.read_backwards([*carried, *stacks])
-                    self._add_facts(body.of_operands(eqn.invars), inside.readers_of_inputs(slice(None)))
+                        stacks = [_NO_FLOW] * (body.results.stacks.stop - body.results.stacks.start)
+                        inside.add_readers([*carried, *stacks])
+                    self._add_flows(body.of_operands(eqn.invars), inside.readers_of_inputs(slice(None)))
                 continue
             part = self.part(number, of_gradients=UPDATE)  # equations that read gradients are the update
-            # What an equation of no part reads is read by the readers of its results. What a gradient reads counts as
-            # read by the forward part: an activation, which that part computes.
-            readers_of_results = self._facts_of_any(eqn.outvars) & _READERS
+            # Operands of an equation of no part are read by the readers of its results. Operands of a gradient count as
+            # read by the forward part: they are activations, which that part computes.
+            readers_of_results = self._flow_of_any(eqn.outvars) & _READERS
             reader = {"": readers_of_results, UPDATE: _READ_BY_UPDATE}.get(part, _READ_BY_FORWARD)
-            self._add_facts(eqn.invars, [reader] * len(eqn.invars))
+            self._add_flows(eqn.invars, [reader] * len(eqn.invars))
 
     def readers_of_inputs(self, places: slice) -> list[int]:
-        """Return what reads some of its inputs, as facts."""
-        return [self._facts_of(var) & _READERS for var in self.jaxpr.jaxpr.invars[places]]
+        """Return the readers of some of its inputs, as bits."""
+        return [self._flow_of(var) & _READERS for var in self.jaxpr.jaxpr.invars[places]]
 
     def part(self, number: int, of_gradients: str) -> str:
-        """Return the part of a training step that an equation is of: by name, else by what it reads and who reads it.
+        """Return the part of a training step that an equation is of: by name, else by its sources and its readers.
 
         Args:
             number: number of the equation, which has no gradient inside.
-            of_gradients: part of what is computed from gradients: the update, or backward if a loop adds them up.
+            of_gradients: part of values computed from gradients: the update, or backward if a loop adds them up.
 
         Returns:
             The part; "" for an equation that no part reads and that reads none.
@@ -200,8 +198,8 @@ class _ValueFacts:
         eqn = self.jaxpr.eqns[number]
         if part := _named_part(eqn):
             return part
-        sources = self._facts_of_any(eqn.invars) & _SOURCES  # sets of facts, as bits
-        readers = self._facts_of_any(eqn.outvars) & _READERS
+        sources = self._flow_of_any(eqn.invars) & _SOURCES
+        readers = self._flow_of_any(eqn.outvars) & _READERS
         if sources & _GRADIENT:
             return of_gradients
         if sources == _STATE and of_gradients == UPDATE:  # weights are cast, steps counted
@@ -251,7 +249,7 @@ class _ValueFacts:
         return with_part(with_inner(eqn, rewrite), PLUMBING)
 
     def of_gradients(self, body: Body) -> str:
-        """Return the part of what a loop computes from gradients: the update if it trains, backward if it adds up."""
+        """Return the part of values computed from gradients in a loop: the update if it trains, else backward."""
         carries = zip(self.results[body.results.carries], self.readers_of_inputs(body.inputs.carries), strict=True)
-        trains = any(fact & _GRADIENT and reader & _READ_BY_FORWARD for fact, reader in carries)
+        trains = any(flow & _GRADIENT and reader & _READ_BY_FORWARD for flow, reader in carries)
         return UPDATE if trains else BACKWARD

@@ -4,4 +4,3 @@ from ipujax.lowering.poplin.convolution import convolution as convolution
 from ipujax.lowering.poplin.matmul import matmul as matmul
 from ipujax.lowering.poplin.product_plan import plan_convolution as plan_convolution, plan_matmul as plan_matmul
 from ipujax.lowering.poplin.spec import ConvSpec as ConvSpec
-from ipujax.lowering.poplin.tile_plan import Plan as Plan, PlanCost as PlanCost

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from ipujax.lowering.primitives.record import (
         Factors as Factors,
         Labels as Labels,
-        PrimitiveRecord as PrimitiveRecord,
         Problem as Problem,
         elementwise as elementwise,
         shapes as shapes,

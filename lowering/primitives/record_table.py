@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from ipujax.lowering.jax_compat import JaxprEqn, closed, jaxprs_in_params
 from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.primitives import numeric_records, shape_records
-from ipujax.lowering.primitives.numeric_records import elementwise_record
 from ipujax.lowering.primitives.record import PrimitiveRecord
 
 _FAMILIES = (shape_records, numeric_records)
@@ -76,4 +75,4 @@ def record_of(primitive: JaxprEqn | str) -> PrimitiveRecord:
     if name in RECORDS:
         return RECORDS[name]
     # A row of costs that a user has added is enough for an elementwise primitive.
-    return elementwise_record(name) if name in OP_COSTS else _UNKNOWN
+    return numeric_records.elementwise_record(name) if name in OP_COSTS else _UNKNOWN

@@ -7,17 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from ipujax.lowering.schedules import several_stages, single_stage
 from ipujax.lowering.schedules.schedule import Schedule
-from ipujax.lowering.schedules.several_stages import Chimera, DualPipeV, LoopedOneForwardOneBackward
-from ipujax.lowering.schedules.single_stage import (
-    EagerOneForwardOneBackward,
-    GPipe,
-    Grouped,
-    Interleaved,
-    OneForwardOneBackward,
-    Sequential,
-    ZeroBubbleH1,
-)
 from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.target import GlobalExchange, nearest
 
@@ -37,16 +28,16 @@ SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
     for schedule in (
-        Sequential(),
-        GPipe(),
-        OneForwardOneBackward(),
-        EagerOneForwardOneBackward(),
-        Grouped(),
-        Interleaved(),
-        LoopedOneForwardOneBackward(),
-        ZeroBubbleH1(),
-        DualPipeV(),
-        Chimera(),
+        single_stage.Sequential(),
+        single_stage.GPipe(),
+        single_stage.OneForwardOneBackward(),
+        single_stage.EagerOneForwardOneBackward(),
+        single_stage.Grouped(),
+        single_stage.Interleaved(),
+        several_stages.LoopedOneForwardOneBackward(),
+        single_stage.ZeroBubbleH1(),
+        several_stages.DualPipeV(),
+        several_stages.Chimera(),
     )
 }
 

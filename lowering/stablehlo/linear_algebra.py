@@ -21,7 +21,6 @@ from jax.lax import linalg
 
 from ipujax.lowering.jax_compat import mlir
 from ipujax.lowering.stablehlo import regions
-from ipujax.lowering.stablehlo.regions import Signature, loop_signature
 from ipujax.lowering.stablehlo.translation import (
     Operation,
     Rule,
@@ -304,7 +303,7 @@ def permutation_results(scope: Scope, op: Operation, operands: Values) -> Sequen
         return None
     permutation = scope.values[key]
     expected = _loop_of_jax(tuple(operands[0].shape), permutation.shape[-1])
-    if loop_signature(op, scope.functions) != expected:
+    if regions.loop_signature(op, scope.functions) != expected:
         return None
     steps = np.asarray(operands[0].shape[-1], np.int32)
     # The carries after the loop: pivots, counter, bound of the counter, permutation.
@@ -312,7 +311,7 @@ def permutation_results(scope: Scope, op: Operation, operands: Values) -> Sequen
 
 
 @lru_cache(maxsize=64)
-def _loop_of_jax(shape: tuple[int, ...], size: int) -> Signature:
+def _loop_of_jax(shape: tuple[int, ...], size: int) -> regions.Signature:
     """Signature of the loop by which JAX makes a permutation of pivots, as it lowers it, to recognise that loop.
 
     Args:
@@ -322,11 +321,11 @@ def _loop_of_jax(shape: tuple[int, ...], size: int) -> Signature:
     function = jax_jit(lambda pivots: linalg.lu_pivots_to_permutation(pivots, size))
     module: Any = function.lower(jax.ShapeDtypeStruct(shape, np.int32)).compiler_ir("stablehlo")
     functions = functions_of(module)
-    signatures: list[Signature] = []
+    signatures: list[regions.Signature] = []
 
     def note_loop(op: Operation) -> Any:
         if op.name == "stablehlo.while":
-            signatures.append(loop_signature(op, functions))
+            signatures.append(regions.loop_signature(op, functions))
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(note_loop)

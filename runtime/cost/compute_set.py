@@ -154,15 +154,13 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     """Return the cost of one execution of a compute set; those with equal vertices, on any IPUs, share one cost."""
     window = window_of(graph, graph.groups[compute_set])
     key = cost_key(graph, compute_set, window.first_tile)
+    count_and_cost = partial(_count_and_cost, graph, compute_set, key)
     if key is None:
-        return _count_and_cost(graph, compute_set, None)
-    # As if its first IPU were the first of all: stages that are equal on other IPUs have equal costs.
-    cost = recall_stored(
-        ("compute set", key, _constants_read(graph, compute_set)),
-        lambda: replace(_count_and_cost(graph, compute_set, key), first_ipu=0),
-        ComputeSetCost,
-        lambda cost: _is_cost_of(cost, graph, compute_set),
-    )
+        cost = count_and_cost()
+    else:
+        constants = _constants_read(graph, compute_set)
+        is_valid = partial(_is_cost_of, graph=graph, compute_set=compute_set)
+        cost = recall_stored(("compute set", key, constants), count_and_cost, ComputeSetCost, is_valid)
     return replace(cost, compute_set=compute_set, first_ipu=window.first_ipu)
 
 
@@ -238,9 +236,10 @@ def _cost_key(group: VertexGroup, graph: Graph, first_tile: int) -> tuple[object
 
 
 def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, ...] | None) -> ComputeSetCost:
-    """Return the cost of a compute set; `keys` are those of its groups, see `cost_key`.
+    """Return the cost of a compute set, as if on the first IPU; `keys` are those of its groups, see `cost_key`.
 
-    Compute sets have groups in common, where merging adds others: stages push to stashes of different lengths.
+    So stages that are equal on other IPUs have equal costs. Compute sets have groups in common, where merging adds
+    others: stages push to stashes of different lengths.
     """
     groups = graph.groups[compute_set]
     target = graph.target
@@ -257,7 +256,7 @@ def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, .
     )
     return ComputeSetCost(
         compute_set,
-        window.first_ipu,
+        0,  # first IPU
         compact(vertex_cycles + copied_cycles),
         compact(copied_cycles),
         compact(after.cycles),
@@ -387,7 +386,8 @@ class _CompactGroupCost:
 
 
 def _group_cost(group: VertexGroup, graph: Graph, first_tile: int) -> _CompactGroupCost:
-    reads, writes = (field_windows(group, graph, is_result, first_tile) for is_result in (False, True))
+    reads = field_windows(group, graph, False, first_tile)
+    writes = field_windows(group, graph, True, first_tile)
     return _CompactGroupCost(_group_cycles(group, graph, first_tile), reads, writes)
 
 

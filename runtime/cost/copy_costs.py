@@ -164,10 +164,12 @@ class CopyCounts:
         """Return the cost on the tiles of one IPU."""
         local = (self.local_bytes[tiles], self.local_fragments[tiles])
         copied_cycles = compact(copy_cycles(*local, target, self.slow_cycles[tiles]))
-        received, sent, sends = self.received_bytes[tiles], self.sent_bytes[tiles], self.sends[tiles]
+        received = self.received_bytes[tiles]
+        sent = self.sent_bytes[tiles]
         if not received.any() and not sent.any():
             return IpuCopyCost(ExchangeCost(*[np.broadcast_to(np.int64(0), received.shape)] * 5), copied_cycles)
         receives = self.receives[tiles]
+        sends = self.sends[tiles]
         receiving = receive_cycles(received, self.shared_bytes[tiles], receives, target, self.fragments[tiles])
         cycles = exchange_cycles(receiving, sent, target, sends)
         return IpuCopyCost(ExchangeCost(*map(compact, (received, sent, receives, sends, cycles))), copied_cycles)
@@ -179,7 +181,7 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
 
 
 def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
-    """Return what one run of a copy moves."""
+    """Return the counts of one run of a copy."""
     return CopyCosts(graph).counts(copy)
 
 
@@ -220,7 +222,8 @@ class CopyCosts:
         parts_of_ipus: list[list[tuple[int, Traffic]]] = [[] for _ in range(payload.window.num_ipus)]
         for part in payload.parts:
             # Without elements the tiles of a part are no tiles of the copy.
-            begin, end = part.first, part.first + len(part.traffic.local_bytes)
+            begin = part.first
+            end = begin + len(part.traffic.local_bytes)
             for ipu in range(max(first, begin // width), min(first + len(parts_of_ipus), -(-end // width))):
                 parts_of_ipus[ipu - first].append((begin - ipu * width, part.traffic))
         costs = [self._ipu_cost(payload, parts) for parts in parts_of_ipus]
@@ -229,7 +232,7 @@ class CopyCosts:
         return CopyCost(first, tuple(cost.ipus[0] for cost in costs), payload.flows, links, slow_path)
 
     def counts(self, copy: Copy) -> CopyCounts:
-        """Return what one run of a copy moves."""
+        """Return the counts of one run of a copy."""
         payload = self._payload_of(copy)
         return replace(_counts_of(payload), flows=payload.flows, link_flows=payload.flows)
 
@@ -269,8 +272,9 @@ class CopyCosts:
 
 
 def _counts_of(payload: _Payload) -> CopyCounts:
-    """Return what a copy moves on the tiles of the window, without flows."""
-    window, uneven = payload.window, payload.uneven
+    """Return the counts of a copy on the tiles of its window, without flows."""
+    window = payload.window
+    uneven = payload.uneven
     traffic = with_padding(traffic_on(payload.parts, window.tile_numbers), payload.padding)
     counts: dict[str, Any] = {name: getattr(traffic, name) for name in _COPIED}
     slow_cycles = window.zeros

@@ -21,9 +21,9 @@ from ipujax.runtime.cost.padded_rows import padding_of_tensor, with_padding
 from ipujax.runtime.exchange import (
     Traffic,
     TrafficWindow,
+    access_window,
     atom_cycles,
     copy_cycles,
-    field_window,
     shortest_atom,
     slow_bytes,
     traffic_on,
@@ -45,7 +45,7 @@ class FieldTraffic:
 
 def field_windows(group: VertexGroup, graph: Graph, results: bool, first_tile: int) -> list[TrafficWindow]:
     """Return the exchange of each field that is read, or with `results` written, tiles counted from `first_tile`."""
-    windows = [field_window(group, position, graph, results) for position in _exchanged(group, results)]
+    windows = [access_window(group, access, graph, results) for _, access in _exchanged(group, results).values()]
     return [TrafficWindow(window.first - first_tile, window.traffic) for window in windows]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import io_callback
 
 from ipujax.runtime.graph import Program
@@ -67,7 +66,7 @@ class DecisionLog:
         row = jnp.stack([jnp.int32(number), outcome.astype(jnp.int32)])
         rows = values[self.rows].at[values[self.count]].set(row)
         count = values[self.count] + jnp.asarray(is_on, jnp.int32)
-        state = lax.cond(count == _ROWS, self._sent, lambda *state: state, rows, count, values[has_failed])
+        state = jax.lax.cond(count == _ROWS, self._sent, lambda *state: state, rows, count, values[has_failed])
         values.update(zip((self.rows, self.count, has_failed), state, strict=True))
 
     def end(self, values: Arrays) -> None:

@@ -32,9 +32,9 @@ from ipujax.runtime.exchange.superstep import (
 from ipujax.runtime.exchange.traffic import (
     TrafficWindow as TrafficWindow,
     access_traffic as access_traffic,
+    access_window as access_window,
     copy_traffic as copy_traffic,
     copy_windows as copy_windows,
-    field_window as field_window,
     geometry as geometry,
     independent_parts as independent_parts,
     mappings_from as mappings_from,

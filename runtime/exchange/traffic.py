@@ -68,12 +68,8 @@ def traffic(
         GraphError: a variable without a tile mapping.
     """
     writes = not group.codelet.fields[field].is_read if results is None else results
-    return traffic_on([field_window(group, field, graph, writes)], tiles or range(graph.target.num_tiles))
-
-
-def field_window(group: VertexGroup, field: int, graph: Graph, writes: bool) -> TrafficWindow:
-    """Return the exchange of one field of a vertex group, see `traffic`, on the tiles that take part."""
-    return _traffic(group, group.accesses[field], graph, writes)
+    window = access_window(group, group.accesses[field], graph, writes)
+    return traffic_on([window], tiles or range(graph.target.num_tiles))
 
 
 def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:
@@ -85,7 +81,7 @@ def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph
         access: to a tensor of mapped variables.
         graph: has the target and the mappings.
     """
-    return traffic_on([_traffic(grid_of(tuple(axes), tile), access, graph, False)], range(graph.target.num_tiles))
+    return traffic_on([access_window(grid_of(tuple(axes), tile), access, graph, False)], range(graph.target.num_tiles))
 
 
 def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
@@ -110,7 +106,7 @@ def copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[Traf
     # As a read of a grid of vertices it has the fast counts and their cache; else elements are listed.
     grid = copy_grid(source, destination, graph)
     if grid is not None:
-        return [_traffic(*grid, graph, False)]
+        return [access_window(*grid, graph, False)]
     return [_element_traffic(source, destination, graph)]
 
 
@@ -188,7 +184,8 @@ def _buses(graph: Graph) -> Buses:
     return Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
 
 
-def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> TrafficWindow:
+def access_window(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> TrafficWindow:
+    """Return the exchange of one access of a vertex group, see `traffic`, on the tiles that take part."""
     tensor = access.tensor
     mappings = mappings_of(tensor, graph)
     item_bytes = element_bytes(tensor.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from ipujax.runtime import views
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.markup import Markup, join_markup, table, tag
@@ -26,17 +27,6 @@ from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.target.machine_page import constant_text
 from ipujax.runtime.tensor import Origin, visible_layer
-from ipujax.runtime.views import (
-    graph_view,
-    liveness_view,
-    memory_view,
-    operation_rows,
-    source_view,
-    task_view,
-    trace_view,
-    tree_of,
-    wait_view,
-)
 
 MakeSection = Callable[[Figures, Anchors], Section]
 _MAX_WAITS = 5_000  # that are listed, the longest
@@ -65,16 +55,16 @@ def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors
 
 
 def _trace(profile: Figures, anchors: Anchors) -> Section:
-    view = trace_view(profile)
-    rows = operation_rows(profile)
-    tasks = task_view(profile)
-    waits = wait_view(profile).longest(_MAX_WAITS)
+    view = views.trace_view(profile)
+    rows = views.operation_rows(profile)
+    tasks = views.task_view(profile)
+    waits = views.wait_view(profile).longest(_MAX_WAITS)
     return trace_section(view, rows, anchors, waits, tasks if len(tasks.start) else None)
 
 
 def _waits(profile: Figures, anchors: Anchors) -> Section:
     trace = profile.execution_trace
-    return waits_section(wait_view(profile).longest(_MAX_WAITS), trace.labels, anchors)
+    return waits_section(views.wait_view(profile).longest(_MAX_WAITS), trace.labels, anchors)
 
 
 def _warnings(profile: Figures, anchors: Anchors) -> Section:
@@ -151,11 +141,11 @@ def _machine(profile: Figures, anchors: Anchors) -> Section:
 
 
 def _layers(profile: Figures, anchors: Anchors) -> Section:
-    return layer_section(tree_of(profile), profile.limiting_ipu, anchors)
+    return layer_section(views.tree_of(profile), profile.limiting_ipu, anchors)
 
 
 def _operations(profile: Figures, anchors: Anchors) -> Section:
-    return operations_section(operation_rows(profile), profile.target, anchors, profile.language_cycles)
+    return operations_section(views.operation_rows(profile), profile.target, anchors, profile.language_cycles)
 
 
 # Function of each section of each tab by its id and heading, in the order of the page.
@@ -167,11 +157,11 @@ TABS: dict[tuple[str, str], dict[tuple[str, str], MakeSection]] = {
     },
     ("lines", "Lines & layers"): {
         ("layers", "Layers"): _layers,
-        ("source", "Source"): lambda profile, anchors: source_section(source_view(profile), anchors),
+        ("source", "Source"): lambda profile, anchors: source_section(views.source_view(profile), anchors),
     },
     ("memory", "Memory"): {
-        ("memory", "Memory"): lambda profile, anchors: memory_section(memory_view(profile), anchors),
-        ("liveness", "Liveness"): lambda profile, _: liveness_section(liveness_view(profile)),
+        ("memory", "Memory"): lambda profile, anchors: memory_section(views.memory_view(profile), anchors),
+        ("liveness", "Liveness"): lambda profile, _: liveness_section(views.liveness_view(profile)),
     },
     ("timeline", "Timeline"): {
         ("trace", "Execution trace"): _trace,
@@ -179,7 +169,7 @@ TABS: dict[tuple[str, str], dict[tuple[str, str], MakeSection]] = {
         ("stages", "Stages"): stages_section,
     },
     ("program", "Program"): {
-        ("graph", "Graph"): lambda profile, _: graph_section(graph_view(profile), profile.step_costs),
+        ("graph", "Graph"): lambda profile, _: graph_section(views.graph_view(profile), profile.step_costs),
         ("program", "Program"): lambda profile, anchors: program_section(profile.program_costs, anchors),
         ("passes", "Passes"): lambda profile, _: passes_section(profile.pass_changes),
     },

@@ -19,9 +19,8 @@ from typing import IO, Any
 
 from ipujax.runtime import files
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
-from ipujax.runtime.files import FilePath, file_problem
 
-Where = FilePath | IO[Any]
+Where = files.FilePath | IO[Any]
 
 
 def write_json(data: Any, where: Where, *, pretty: bool = False) -> None:
@@ -84,7 +83,7 @@ def write_cbor(data: Any, where: Where) -> None:
     _write(cbor2.dumps(data), where)
 
 
-def write_file(path: FilePath, content: bytes) -> None:
+def write_file(path: files.FilePath, content: bytes) -> None:
     """Write a file; one that exists is replaced, or as it was after an error."""
     name = path_name(path)
     try:
@@ -92,7 +91,7 @@ def write_file(path: FilePath, content: bytes) -> None:
     except (OSError, ValueError) as error:
         message = f"the profile cannot be written to {name}"
         hint = "a path to a file in a folder that exists"
-        raise ProfileError(message, got=file_problem(error), hint=hint) from error
+        raise ProfileError(message, got=files.file_problem(error), hint=hint) from error
 
 
 def write_csv(path: FilePath, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

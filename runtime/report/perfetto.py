@@ -3,12 +3,15 @@
 Input: `Figures`. Output: data of the trace event format. Every IPU is a process whose threads are its compute tiles
 and, where they move data, its I/O tiles; the host is a process with a thread for each IPU; live bytes are a
 counter. On compute tiles a step is a slice, and its phases are slices inside it; idle time is a slice between steps.
-Around the steps of a task of a pipeline is a slice of the task, and arrows go between tasks (`task_events`).
+Around the steps of a task of a pipeline is a slice of the task, on the thread of the compute tiles; where steps are
+folded across tasks, which then would not nest, tasks have another thread. An arrow goes from the end of a task to the
+start of the task on another IPU that reads its result first.
 Steps and their phases have the line, the layer and the part of training of most of the step among their arguments, and
 a step of several layers has all of them in `layers`.
 Times are microseconds, as the format wants; the cycles of every slice are among its arguments, and those of the phases
 of an IPU add up to the profile's. Iterations of loops beyond the first few are one slice, as its name says.
-Source: Google, "Trace Event Format"; https://ui.perfetto.dev opens such files.
+Source: Google, "Trace Event Format": flow events, of which "s" and "f" with one id make an arrow;
+https://ui.perfetto.dev opens such files.
 """
 
 from __future__ import annotations
@@ -20,14 +23,15 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, TaskTrace, phase_cycles_of_ipus, slices
-from ipujax.runtime.report.task_events import TASKS, task_arrows, task_slices, thread_of_tasks
 from ipujax.runtime.tensor import Origin
 
 Event = dict[str, Any]
-COMPUTE_TILES = 1  # thread ids of an IPU; `TASKS` is the third
+COMPUTE_TILES = 1  # thread ids of an IPU
 IO_TILES = 2
+TASKS = 3  # of tasks that do not nest
 _MAX_LAYERS = 20  # that a step lists
 _DIGITS = 6  # of microseconds: about a thousandth of a cycle
+_INSET = 0.25  # cycles by which an arrow's ends are inside their tasks: a viewer binds it to the slice at that time
 _HOST_EXCHANGE = TRACE_PHASES.index("host_exchange")
 _IDLE = TRACE_PHASES.index("idle")
 FOLDED = (
@@ -94,7 +98,7 @@ class _Writer:
         self.tasks = tasks
         self.arguments = arguments  # by step
         self.microseconds = microseconds  # of a cycle
-        self.task_thread = thread_of_tasks(trace, tasks, COMPUTE_TILES)
+        self.task_thread = thread_of_tasks(trace, tasks)
         self.phase_slices = slices(trace)
         self.num_ipus = len(trace.clocks)
         self.end = int(trace.clocks.max(initial=0))
@@ -104,8 +108,8 @@ class _Writer:
     def events(self) -> Iterator[Event]:
         """Yield all events; a viewer nests slices of equal times by their order, so parents come first."""
         yield from self.tracks()
-        yield from task_slices(self.tasks, self.task_thread, self.slice)
-        yield from task_arrows(self.tasks, self.task_thread, self.microseconds)
+        yield from self.task_slices()
+        yield from self.task_arrows()
         yield from self.steps()
         yield from self.phases()
         yield from self.transfers()
@@ -131,6 +135,27 @@ class _Writer:
         begin, end = (round(time * self.microseconds, _DIGITS) for time in (start, start + cycles))
         track = {"pid": pid, "tid": tid, "ts": begin, "dur": round(end - begin, _DIGITS)}
         return {"ph": "X", "name": name, "cat": kind, **track, "args": {"cycles": cycles, **args}}
+
+    def task_slices(self) -> Iterator[Event]:
+        """Yield a slice for each task on a thread of its IPU."""
+        tasks = self.tasks
+        columns = (tasks.ipu, tasks.stage, tasks.micro_batch, tasks.start, tasks.end, tasks.busy, tasks.waited)
+        for n, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            ipu, stage, micro_batch, start, end, busy, waited = row
+            args = {"stage": stage, "work": tasks.kind_name(n), "micro_batch": micro_batch}
+            args |= {"busy_cycles": busy, "waited_cycles": waited}
+            yield self.slice(tasks.label(n), "task", ipu + 1, self.task_thread, start, end - start, **args)
+
+    def task_arrows(self) -> Iterator[Event]:
+        """Yield the two events of an arrow for each value that a task on another IPU reads."""
+        tasks = self.tasks
+        for number, (writer, reader) in enumerate(tasks.links().tolist(), 1):
+            tail = int(tasks.end[writer]) - _INSET  # in cycles
+            head = int(tasks.start[reader]) + _INSET
+            name = f"from stage {tasks.stage[writer]} to stage {tasks.stage[reader]}"
+            arrow: Event = {"name": name, "cat": "handed on", "id": number, "tid": self.task_thread}
+            yield {"ph": "s", **arrow, "pid": int(tasks.ipu[writer]) + 1, "ts": tail * self.microseconds}
+            yield {"ph": "f", "bp": "e", **arrow, "pid": int(tasks.ipu[reader]) + 1, "ts": head * self.microseconds}
 
     def steps(self) -> Iterator[Event]:
         trace = self.trace
@@ -180,6 +205,23 @@ class _Writer:
             time = round(int(first_start[step]) * self.microseconds, _DIGITS)
             value = {"bytes": int(trace.live_bytes[step])}
             yield {"ph": "C", "name": "live bytes", "pid": self.memory, "tid": 0, "ts": time, "args": value}
+
+
+def thread_of_tasks(trace: ExecutionTrace, tasks: TaskTrace) -> int:
+    """Return the thread for tasks: that of steps, `COMPUTE_TILES`, if each step nests in one task or in none."""
+    is_busy = trace.work.any(1)
+    for ipu in np.unique(tasks.ipu).tolist():
+        is_on_ipu = tasks.ipu == ipu
+        task_start = tasks.start[is_on_ipu]  # ascending: tasks of one IPU run one after the other
+        task_end = tasks.end[is_on_ipu]
+        rows = is_busy & (trace.ipu == ipu)
+        step_start, step_end = trace.start[rows], trace.end[rows]
+        task = np.searchsorted(task_start, step_start, "right") - 1  # the last that begins no later; −1 before all
+        is_between = (task < 0) | (step_start >= task_end[np.maximum(task, 0)])
+        next_start = np.append(task_start, np.iinfo(np.int64).max)[task + 1]
+        if (step_end > np.where(is_between, next_start, task_end[np.maximum(task, 0)])).any():
+            return TASKS
+    return COMPUTE_TILES
 
 
 def _meta(kind: str, pid: int, tid: int, name: str) -> Event:

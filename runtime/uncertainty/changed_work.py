@@ -27,7 +27,6 @@ from ipujax.runtime.target import Machines, Target, perturbed_constants
 from ipujax.runtime.tensor import pad_tiles
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE
 from ipujax.runtime.uncertainty import spreads
-from ipujax.runtime.uncertainty.spreads import SPREADS
 
 Ends = tuple[str, np.ndarray, np.ndarray]  # what is uncertain, and the work of all steps at both ends of its interval
 
@@ -122,7 +121,7 @@ class MechanismWork:
 
     def ends(self) -> Iterator[Ends]:
         """Yield mechanism, work at the lower end and work at the upper end, of mechanisms that the program has."""
-        for name, spread in SPREADS.items():
+        for name, spread in spreads.SPREADS.items():
             added = self._cycles_of(name)
             if added.any():
                 low, high = (0.0, spread.piece_cycles) if spread.piece_cycles else (spread.low - 1, spread.high - 1)

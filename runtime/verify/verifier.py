@@ -15,32 +15,23 @@ from collections.abc import Callable, Collection, Iterator
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.graph import Graph, Program
+from ipujax.runtime.verify import well_formed
 from ipujax.runtime.verify.inventory import Inventory
 from ipujax.runtime.verify.ipu_access import cross_ipu
 from ipujax.runtime.verify.races import read_write_race, write_race
 from ipujax.runtime.verify.replicas import cross_replica, divergent_control
 from ipujax.runtime.verify.undefined import undefined_read
-from ipujax.runtime.verify.well_formed import (
-    foreign_tensor,
-    mapping,
-    missing_tile,
-    out_of_tensor,
-    read_only_output,
-    type_mismatch,
-    unknown_compute_set,
-    unmapped_variable,
-)
 
 # By the name in `VerifyError.rule`, in the order in which they run.
 RULES: dict[str, Callable[[Inventory], Iterator[VerifyError]]] = {
-    "unknown-compute-set": unknown_compute_set,
-    "foreign-tensor": foreign_tensor,
-    "unmapped-variable": unmapped_variable,
-    "mapping": mapping,
-    "type-mismatch": type_mismatch,
-    "missing-tile": missing_tile,
-    "read-only-output": read_only_output,
-    "out-of-tensor": out_of_tensor,
+    "unknown-compute-set": well_formed.unknown_compute_set,
+    "foreign-tensor": well_formed.foreign_tensor,
+    "unmapped-variable": well_formed.unmapped_variable,
+    "mapping": well_formed.mapping,
+    "type-mismatch": well_formed.type_mismatch,
+    "missing-tile": well_formed.missing_tile,
+    "read-only-output": well_formed.read_only_output,
+    "out-of-tensor": well_formed.out_of_tensor,
     "write-race": write_race,
     "read-write-race": read_write_race,
     "undefined-read": undefined_read,

@@ -1,8 +1,9 @@
-"""What all processes of a job must agree on, compared before they act together, and processes that are lost.
+"""Agreement of all processes of a job, before each joint action, and processes that are lost.
 
 A collective between processes that disagree hangs, mixes up bytes or aborts. So each joint action begins with a
-collective of fixed size: a digest of its name and facts. Where digests differ, all gather the texts, padded to one
-length, and raise the same error. The end of the script is such an action too: who ends early is named.
+collective of fixed size: a digest of its name and of values that must be equal. Where digests differ, all gather the
+texts, padded to one length, and raise the same error. The end of the script is such an action too: who ends early is
+named.
 
 A process that waits for one that has died gets an error of gloo, which names no process. Process 0 therefore holds a
 connection to each other one, which ends with it, and tells the others who was lost first.
@@ -56,30 +57,30 @@ def stable(value: object) -> str:
 Texts = Iterable[tuple[str, str]]
 
 
-def agree(action: str, facts: Texts = (), hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
+def agree(action: str, equal: Texts = (), hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
     """Wait until every process is about to start the same joint action.
 
     Args:
         action: name of the action: "train_step".
-        facts: (place, description) of each value that must be equal on all processes, in the same order.
+        equal: (place, description) of each value that must be equal on all processes, in the same order.
         hint: remedy for the message if they differ.
-        texts: what must be equal where the facts differ, in their place.
+        texts: descriptions to compare in their place where they differ.
 
     Raises:
-        ArgumentError: on every process, if their actions or facts differ, or one of them has ended.
+        ArgumentError: on every process, if their actions or values differ, or one of them has ended.
     """
     if membership().num_instances > 1:
         _news(os.getpid())
-        _compare(action, facts, hint, texts)
+        _compare(action, equal, hint, texts)
 
 
-def _compare(action: str, facts: Texts, hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
+def _compare(action: str, equal: Texts, hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
     """Compare digests of an action on all processes, and its texts if they differ."""
     exit_codes().clear()  # an exit before this was caught
     if is_instance():
         with contextlib.suppress(OSError):  # the launcher is gone: so is this process soon
             os.write(int(os.environ[SIGN_FD]), action.encode() + b"\n")
-    described = [("", action), *facts]
+    described = [("", action), *equal]
     with naming_lost(action):
         digest = np.frombuffer(hashlib.blake2b(repr(described).encode(), digest_size=16).digest(), np.uint8)
         if (np.asarray(gathered(digest)) == digest).all():
@@ -133,7 +134,7 @@ def _names(instances: Sequence[int]) -> str:
 
 @contextmanager
 def naming_lost(action: str) -> Iterator[None]:
-    """Raise an error that names the processes that are lost, in place of one of gloo in what all do together."""
+    """Raise an error that names the processes that are lost, in place of one of gloo, in a joint action."""
     try:
         yield
     except (ValueError, RuntimeError) as error:  # JAX raises both
@@ -189,9 +190,9 @@ def _news(pid: int) -> socket.socket:
         # All have joined, and come at once: whoever does not is a failure of the network.
         accepted = [server.accept()[0] for _ in range(1, membership().num_instances)]
     # Process 0 reads the news as the others do.
-    here, connection = socket.socketpair()
+    to_itself, connection = socket.socketpair()
     connections = {int(each.recv(16)): each for each in accepted}
-    Thread(target=_tell_lost, args=({**connections, 0: here},), daemon=True).start()
+    Thread(target=_tell_lost, args=({**connections, 0: to_itself},), daemon=True).start()
     return connection
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.replicas import Dims, global_shape
@@ -77,4 +76,4 @@ def _spec(dim: int | None) -> PartitionSpec:
 
 @jax_jit
 def _all_of(array: jax.Array) -> Any:
-    return over_instances(lambda x: [lax.all_gather(x, AXIS, tiled=True)], (0,), (None,))(array)[0]
+    return over_instances(lambda x: [jax.lax.all_gather(x, AXIS, tiled=True)], (0,), (None,))(array)[0]

@@ -1,7 +1,7 @@
 """Distribution of a function's replicas over instances: each calls it with its share of arguments and results.
 
 Input: the arguments of one instance's call. Output: arrays of all instances, for one computation that all start
-together. Before, instances compare facts that must be equal on all: at each call shapes, and checksums of values that
+together. Before, instances compare values that must be equal on all: at each call shapes, and checksums of arrays that
 are not split; at the first call with new shapes also the program.
 
 A call reads all values that are not split once for their checksums, unless they are results of the last call. Limits: a
@@ -54,7 +54,7 @@ class _Kind(NamedTuple):
 
     places: tuple[str, ...]
     dims: Dims
-    facts: tuple[tuple[str, str], ...]
+    equal: tuple[tuple[str, str], ...]
 
 
 class Arguments(NamedTuple):
@@ -140,7 +140,7 @@ class Spread:
         """Return this instance's results of a computation of all instances, `run`, that all make together.
 
         Raises:
-            ArgumentError: on all instances: facts about arguments differ, or one has ended.
+            ArgumentError: on all instances: arguments or settings differ, or one has ended.
         """
         leaves, kind, rebuilt = arguments
         again = [self._last_result(x, dim) for x, dim in zip(leaves, kind.dims, strict=True)]
@@ -150,7 +150,7 @@ class Spread:
         marks = ((place, f"result {old.number} of the last call" if old else _digest(x)) for place, x, old in unsplit)
         # One process may give the results of the last call, another copies of them: then their values decide.
         values = ((f"the values of {place}", _digest(x)) for place, x, _ in unsplit)
-        agree(self.name, (*kind.facts, *marks), _ARGUMENTS, lambda: (*kind.facts, *values))
+        agree(self.name, (*kind.equal, *marks), _ARGUMENTS, lambda: (*kind.equal, *values))
         with naming_lost(self.name):
             results = run(*all_args, **all_kwargs)
             local = to_local(results)
@@ -172,7 +172,7 @@ class Spread:
         return arguments.rebuilt(map(self._aval_of_all, arguments.leaves, arguments.kind.dims))
 
     def _kind(self, operands: Any, names: Sequence[str], settings: Sequence[tuple[str, Any]]) -> _Kind:
-        """Check this instance's arguments, and return their places, dimensions and facts that must be equal on all."""
+        """Check this instance's arguments, and return their places, dimensions and texts that must be equal on all."""
         leaves, tree = jax.tree.flatten(operands)
         places_and_dims = leaf_dims(self.name, self.replication.in_specs, operands, names)
         num_local = self.instances.count_local(self.replication.replicas)
@@ -186,13 +186,13 @@ class Spread:
                     hint=f"a share of {-(-size // num_local) * num_local}",
                 )
         places, dims = (tuple(each) for each in zip(*places_and_dims, strict=True)) if leaves else ((), ())
-        facts = (
+        equal = (
             *zip(places, map(describe, leaves), strict=True),
             *((place, stable(value)) for place, value in settings),
             ("the structure of the arguments", stable(tree)),
             *self.settings,
         )
-        return _Kind(places, dims, facts)
+        return _Kind(places, dims, equal)
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
@@ -267,7 +267,7 @@ def _to_all(x: Any, dim: int | None) -> Any:
 
 
 def _form(x: Any) -> Any:
-    """Return the properties of an argument that facts about it depend on."""
+    """Return the properties of an argument that its description and its split depend on."""
     return (x.shape, x.dtype, getattr(x, "weak_type", False)) if isinstance(x, jax.Array) else describe(x)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
@@ -307,7 +306,7 @@ def _loop(step: Step, kind: str, outfeed: str, names: StateNames) -> Callable[[A
             out, state = step(state, first_of(batches))
             outs = jax.tree.map(lambda x: x[None], out)
         else:
-            state, outs = lax.scan(lambda state, batch: step(state, batch)[::-1], state, batches)
+            state, outs = jax.lax.scan(lambda state, batch: step(state, batch)[::-1], state, batches)
         if kind == "predict":
             return jax.tree.map(lambda x: x[None], outs), names.named(state)  # with an axis of replicas
         return outs if outfeed == "all" else jax.tree.map(lambda x: x[-1], outs), names.named(state)

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.onnx.element_types import canonical
 from ipujax.onnx.onnx_errors import OnnxError
@@ -93,7 +92,7 @@ def two_classes(score: jax.Array, post_transform: str, is_probability: bool) -> 
 def _softmax_zero(scores: jax.Array) -> jax.Array:
     """Softmax of the scores that are not zero; those that are stay zero."""
     is_zero = jnp.abs(scores) <= _ZERO
-    largest = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.where(is_zero, 0, jnp.exp(scores - largest))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     return weights / jnp.where(total == 0, 1, total)

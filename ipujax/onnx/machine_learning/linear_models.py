@@ -12,7 +12,6 @@ from itertools import combinations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.onnx.machine_learning.class_scores import (
     DOMAIN,
@@ -236,7 +235,7 @@ def _coupled(r: Array, classes: int) -> Array:
         return step + 1, p
 
     start = jnp.full((classes,), 1 / classes, r.dtype)
-    return lax.while_loop(is_running, iterate, (jnp.zeros((), jnp.int32), start))[1]
+    return jax.lax.while_loop(is_running, iterate, (jnp.zeros((), jnp.int32), start))[1]
 
 
 def _linear(

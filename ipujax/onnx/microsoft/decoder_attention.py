@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.onnx.microsoft.encoder_attention import MASKED, as_heads, attended, multi_head_attention, rotary, summed
 from ipujax.onnx.onnx_errors import OnnxError
@@ -108,7 +107,7 @@ def _buffer_length(past: int, total: Value, max_sizes: MaxSizes) -> int:
 
 def _normalized(x: Array, weight: Value, epsilon: float) -> Array:
     wide = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     return (wide * scale).astype(x.dtype) * weight
 
 

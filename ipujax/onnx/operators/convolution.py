@@ -9,7 +9,6 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.onnx.budget import check_indices
 from ipujax.onnx.operators.images import linear_samples
@@ -55,7 +54,7 @@ def convolution(
 
 def convolve(x: Array, w: Array, windows: Windows, group: int) -> Array:
     """Return the correlation of an array [N, C, spatial] with kernels [M, C / group, kernel]."""
-    return lax.conv_general_dilated(
+    return jax.lax.conv_general_dilated(
         x, w, windows.strides, windows.padding(), rhs_dilation=windows.dilations, feature_group_count=group
     )
 
@@ -124,7 +123,7 @@ def transposed_convolution(
         (span - 1 - low, size - (s * (n - 1) + 1) + low)
         for span, low, size, s, n in zip(spans, before, sizes, steps, x.shape[2:], strict=True)
     ]
-    y = lax.conv_general_dilated(
+    y = jax.lax.conv_general_dilated(
         x,
         _mirrored(w, group),
         (1,) * rank,

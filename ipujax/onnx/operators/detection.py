@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
@@ -101,4 +100,4 @@ def _selected(
         good = is_candidate[order[rank]] & ~jnp.any(hit) & (jnp.sum(selected) < limit)
         return selected.at[rank].set(good)
 
-    return order, lax.fori_loop(0, len(scores), visit, jnp.zeros(len(scores), bool))
+    return order, jax.lax.fori_loop(0, len(scores), visit, jnp.zeros(len(scores), bool))

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.onnx.element_types import index_dtype, is_floating
 from ipujax.onnx.onnx_errors import OutsideError
@@ -181,7 +180,7 @@ def top_k(x: Array, K: Static, *, axis: int = -1, largest: int = 1, sorted: int 
     lines = jnp.moveaxis(x, axis, -1)
     # Reversed elements keep the order of equal ones; a zero of either sign is 0.0, which XLA has in front of −0.0.
     ordered = lines if largest else jnp.negative(lines) if is_floating(x) else jnp.invert(lines)
-    _, indices = lax.top_k(jnp.where(ordered == 0, 0, ordered).astype(x.dtype), count)
+    _, indices = jax.lax.top_k(jnp.where(ordered == 0, 0, ordered).astype(x.dtype), count)
     values = jnp.take_along_axis(lines, indices, axis=-1)
     return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis).astype(index_dtype())
 

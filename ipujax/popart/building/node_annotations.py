@@ -16,7 +16,6 @@ import onnx
 
 from ipujax.front_end import nearest
 from ipujax.popart.building import annotations as notes
-from ipujax.popart.building.annotations import AnnotationScope, as_names, remove_attribute, set_attribute
 from ipujax.popart.building.operation_calls import AttributeType, attribute_proto
 from ipujax.popart.enumerations import CommGroupType, RecomputeType, ReplicatedTensorSharding
 from ipujax.popart.exceptions import popart_exception
@@ -80,7 +79,7 @@ class NodeAttributes(ABC):
 
     def _nodes(self, names: Names) -> list[onnx.NodeProto]:
         nodes: list[onnx.NodeProto] = []
-        for name in as_names(names):
+        for name in notes.as_names(names):
             node = self._node_of(name)
             nodes += [] if any(other is node for other in nodes) else [node]
         return nodes
@@ -116,7 +115,7 @@ class NodeAttributes(ABC):
             popart_exception: the node lacks it.
         """
         for node in self._nodes(nodeOutputNames):
-            if not remove_attribute(node, attributeName):
+            if not notes.remove_attribute(node, attributeName):
                 message = f"Cannot remove attribute {attributeName} as it does not exist."
                 raise popart_exception(message, hint=self._nearest(node, attributeName))
 
@@ -163,7 +162,7 @@ class NodeAttributes(ABC):
 
     def _set(self, attribute: str, value: Any, names: Names, kind: int | None = None) -> None:
         for node in self._nodes(names):
-            set_attribute(node, attribute_proto(attribute, value, kind))
+            notes.set_attribute(node, attribute_proto(attribute, value, kind))
 
 
 # Annotation → its name in PopART's errors.
@@ -181,7 +180,7 @@ class NodeAnnotations(NodeAttributes):
     annotate the nodes of these.
     """
 
-    _annotations: AnnotationScope
+    _annotations: notes.AnnotationScope
     _names: GraphNames
 
     def virtualGraph(self, nodeOutputNames: Any = None, value: Any = None) -> Any:

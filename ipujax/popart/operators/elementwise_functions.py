@@ -88,13 +88,8 @@ def increment_mod(x: jax.Array, *, increment: float, modulus: float) -> jax.Arra
 
 
 @graphcore("Round")
-def round_half_to_even(x: jax.Array) -> jax.Array:
-    """Return the nearest whole number, halves to even ones."""
-    return jnp.round(x)
-
-
 @graphcore("NearbyInt")
-def nearby_int(x: jax.Array) -> jax.Array:
+def round_half_to_even(x: jax.Array) -> jax.Array:
     """Return the nearest whole number, halves to even ones."""
     return jnp.round(x)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 
 def computed_before_writing(update: jax.Array) -> jax.Array:
     """Return an update that XLA computes before the operation that writes it; takes 0.1 µs, and a copy of it."""
     # XLA fuses nothing into a branch, and does not know which one is taken until it has simplified everything.
-    is_taken = lax.optimization_barrier(jnp.asarray(True))
-    return lax.cond(is_taken, lambda value: value, jnp.zeros_like, update)
+    is_taken = jax.lax.optimization_barrier(jnp.asarray(True))
+    return jax.lax.cond(is_taken, lambda value: value, jnp.zeros_like, update)

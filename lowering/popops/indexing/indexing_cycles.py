@@ -23,8 +23,10 @@ from ipujax.runtime.tensor import element_bytes
 
 # Dynamic slice and update slice, supervisor form, "1d".
 _SLICE_SUPERVISOR_CYCLES = 14
-_SLICE_WORKER_CYCLES, _SLICE_ROW_CYCLES = 39, 24
-_BYTES_SLICE_WORKER_CYCLES, _BYTES_SLICE_ROW_CYCLES = 76, 72
+_SLICE_WORKER_CYCLES = 39
+_SLICE_ROW_CYCLES = 24
+_BYTES_SLICE_WORKER_CYCLES = 76
+_BYTES_SLICE_ROW_CYCLES = 72
 # The form of one worker, "2d": a vertex with one region, and a row of it; floats are loaded and stored at once.
 _REGION_CYCLES = 23 + 13
 _REGION_ROW_CYCLES = 31
@@ -41,9 +43,11 @@ _SCATTER_IN_RANGE_CYCLES = 8, 10
 _SCATTER_SHORT_ROWS = {2: 8, 4: 16}, {2: 9}  # words of a row, and cycles of an index in range
 _SCATTER_OUT_OF_RANGE_CYCLES = 5
 _SUB_WORD_CYCLES = 20  # of an element of an update whose row is no whole number of words
-# Pooling: cycles of a worker for a vector of results and an element of their windows; beside these for a row of
-# vectors, and for a row of all channels.
-POOLING_CYCLES, GRADIENT_CYCLES, _VECTORS_ROW_CYCLES, _ROW_CYCLES = 3, 5, 5, 24
+# Pooling, and its gradient: cycles of a worker for a vector of results and an element of their windows.
+POOLING_CYCLES = 3
+GRADIENT_CYCLES = 5
+_VECTORS_ROW_CYCLES = 5  # beside these, of a row of vectors
+_ROW_CYCLES = 24  # and of a row of all channels
 _POOLING_WORKER_CYCLES = 45
 WORD_BYTES = 4  # the least that a tile stores
 
@@ -55,10 +59,12 @@ def vectors(elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
 
 def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
     """Tile cycles of copying rows of contiguous elements from or to a dynamic index of a tensor; int64 arrays."""
-    start, row_start = _SLICE_WORKER_CYCLES, _SLICE_ROW_CYCLES
+    start = _SLICE_WORKER_CYCLES
+    row_start = _SLICE_ROW_CYCLES
     units = vectors(row_elements, dtype, target)
     if element_bytes(dtype) == 1:  # copied by words
-        start, row_start = _BYTES_SLICE_WORKER_CYCLES, _BYTES_SLICE_ROW_CYCLES
+        start = _BYTES_SLICE_WORKER_CYCLES
+        row_start = _BYTES_SLICE_ROW_CYCLES
         units = -(-row_elements // WORD_BYTES)
     loop = (row_start + whole_cycles(_access_cycles(1, target) * -(-units // target.worker_contexts))) * rows
     workers = issue_round_cycles(target) * (start + loop)
@@ -68,13 +74,14 @@ def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target:
 def region_slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
     """Worker cycles of copying rows as `slice_cycles` does, by one worker alone; int64 arrays."""
     units = vectors(row_elements, dtype, target)
+    vector = _access_cycles(1, target)
+    row_cycles = _REGION_ROW_CYCLES
     if element_bytes(dtype) == 4:
         vector = larger(load_cycles(target.vector_width_bytes, target), store_cycles(target.vector_width_bytes, target))
         row_cycles = _REGION_FLOAT_ROW_CYCLES
-    elif element_bytes(dtype) == 1:
-        vector, row_cycles, units = _access_cycles(1, target), _REGION_BYTES_ROW_CYCLES, -(-row_elements // WORD_BYTES)
-    else:
-        vector, row_cycles = _access_cycles(1, target), _REGION_ROW_CYCLES
+    elif element_bytes(dtype) == 1:  # copied by words
+        row_cycles = _REGION_BYTES_ROW_CYCLES
+        units = -(-row_elements // WORD_BYTES)
     row = row_cycles + whole_cycles(vector * units)
     cycles: np.ndarray = _REGION_CYCLES + row * rows
     return cycles

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.layout.choose import choose
 from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
@@ -158,7 +157,7 @@ def _iota_codelet(dtype: Any) -> Codelet:
 
     def compute(origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
         ((length,),) = shapes  # one field, of one dimension
-        numbers = lax.iota(np.dtype(np.int32), length) + jnp.asarray(origins[0], np.int32)
+        numbers = jax.lax.iota(np.dtype(np.int32), length) + jnp.asarray(origins[0], np.int32)
         return numbers.astype(dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.layout import map_linearly, total_elements
 from ipujax.lowering.layout.choose import choose, source_of
@@ -79,7 +78,7 @@ def _pad_codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None)
     def compute(x: jax.Array, *values: jax.Array, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
         value = values[0] if immediate is None else immediate
         # `pads` of the first field: elements before and after the block along each dimension.
-        return lax.pad(x, value, [(*pair, gap) for pair, gap in zip(pads[0], interior, strict=True)])
+        return jax.lax.pad(x, value, [(*pair, gap) for pair, gap in zip(pads[0], interior, strict=True)])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return elementwise_cycles(

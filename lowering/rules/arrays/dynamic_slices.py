@@ -19,18 +19,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from ipujax.lowering import popops
 from ipujax.lowering.layout import map_linearly, weighted_cost
-from ipujax.lowering.popops import (
-    dynamic_slice,
-    dynamic_update_slice,
-    dynamic_update_slice_in_place,
-    immediate_of,
-    is_sliced_in_place,
-    look_up_slice,
-    signed,
-    write_slice,
-    write_slice_in_place,
-)
 from ipujax.lowering.rules.base.context import Context, Rule, lower_array_function
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, is_key_dtype
@@ -136,7 +126,7 @@ def _split_starts(
     dynamic: dict[int, Tensor] = {}
     for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
         # A block of all elements starts at 0, whatever its start.
-        value = np.zeros((), np.int32) if n == size else immediate_of(start)
+        value = np.zeros((), np.int32) if n == size else popops.immediate_of(start)
         if value is None:
             dynamic[d] = start
         else:
@@ -214,7 +204,7 @@ def _plans(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> li
         plans.append([_Part((d,)) for d in order])
     first = tuple(sorted(long_dims or order[:1]))
     later = tuple(d for d in dynamic if d not in first)
-    if plans and (_moves_little(graph, x, tuple(dynamic)) or is_sliced_in_place(graph, x, tuple(dynamic))):
+    if plans and (_moves_little(graph, x, tuple(dynamic)) or popops.is_sliced_in_place(graph, x, tuple(dynamic))):
         return plans
     if _takes_few_lookups(x, sizes, dynamic):
         plans.append([_Part(tuple(dynamic), by_index=True)])
@@ -238,7 +228,7 @@ def _add_slices(builder: Builder, plan: Plan, x: Tensor, sizes: Sequence[int], d
     """Slice of `x` of `sizes` along the dimensions of a plan."""
     for part in plan:
         part_sizes = [sizes[d] if d in part.dims else n for d, n in enumerate(x.shape)]
-        read = look_up_slice if part.by_index else dynamic_slice
+        read = popops.look_up_slice if part.by_index else popops.dynamic_slice
         x = read(builder, x, [dynamic[d] for d in part.dims], part_sizes, part.dims)
     return x
 
@@ -262,11 +252,11 @@ def _add_update(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic
         update = _add_update(builder, later_parts, block, update, dynamic, in_place=True)
     starts = [dynamic[d] for d in first.dims]
     if first.by_index:
-        write = write_slice_in_place if in_place else write_slice
+        write = popops.write_slice_in_place if in_place else popops.write_slice
         return write(builder, x, update, starts, first.dims)
     if not in_place:
-        return dynamic_update_slice(builder, x, update, starts, first.dims)
-    dynamic_update_slice_in_place(builder, x, update, starts, first.dims)
+        return popops.dynamic_update_slice(builder, x, update, starts, first.dims)
+    popops.dynamic_update_slice_in_place(builder, x, update, starts, first.dims)
     return x
 
 
@@ -298,7 +288,7 @@ def _most_bytes(graph: Graph, shape: Sequence[int], dims: Dims, dtype: Any) -> i
 
 def _index_vectors(start: jax.Array, extent: int, size: int) -> jax.Array:
     """The indices of a slice, [size, 1]; its start is clamped so that it is within `extent`."""
-    start = signed(start)
+    start = popops.signed(start)
     start = lax.clamp(np.zeros((), start.dtype), start, np.asarray(extent - size, start.dtype))
     return (start + lax.iota(start.dtype, size))[:, None]
 

@@ -17,20 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops import (
-    SCATTERS,
-    GatherSpec,
-    Mode,
-    ScatterSpec,
-    frozen_fill,
-    gather_in_memory_order,
-    has_few_lookups,
-    plan_in_steps,
-    plan_scatter,
-    scatter_in_memory_order,
-    signed,
-    thawed,
-)
+from ipujax.lowering import popops
 from ipujax.lowering.rules.arrays.constant_indices import combines_in_order, constant_position, gather_from, scatter_to
 from ipujax.lowering.rules.base.context import Context, Rule, lower_array_function
 from ipujax.lowering.rules.base.fallback import fallback
@@ -40,7 +27,7 @@ from ipujax.runtime.tensor import Tensor, element_bytes, is_key_dtype
 _NUMBER = np.dtype(np.int32)
 
 
-def can_find_last(spec: ScatterSpec) -> bool:
+def can_find_last(spec: popops.ScatterSpec) -> bool:
     """True if updates replace whole rows of the table, so that `scatter_last` may compute the scatter.
 
     Of several updates of a row only the last counts then. A row is what one index vector points to.
@@ -60,7 +47,7 @@ def can_find_last(spec: ScatterSpec) -> bool:
     )
 
 
-def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, spec: ScatterSpec) -> jax.Array:
+def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, spec: popops.ScatterSpec) -> jax.Array:
     """Table with rows replaced, each by the last of its updates.
 
     A scatter-max of the updates' numbers finds the last of each row; the new rows are gathered from the updates. So
@@ -94,7 +81,7 @@ def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, sp
         jnp.maximum(last, 0)[..., None],
         lax.GatherDimensionNumbers(offset_dims=offsets, collapsed_slice_dims=(0,), start_index_map=(0,)),
         slice_sizes=(1, *rows.shape[1:]),
-        mode=Mode.PROMISE_IN_BOUNDS,
+        mode=popops.Mode.PROMISE_IN_BOUNDS,
     )
     window_dims = [d for d in range(table.ndim) if d not in indexed]
     new_rows = lax.transpose(new_rows, np.argsort([*indexed, *window_dims]).tolist())
@@ -111,7 +98,7 @@ def gather_rule(
     *,
     dimension_numbers: lax.GatherDimensionNumbers,
     slice_sizes: Sequence[int],
-    mode: Mode,
+    mode: popops.Mode,
     fill_value: Any,
     indices_are_sorted: bool,
     unique_indices: bool,
@@ -122,18 +109,18 @@ def gather_rule(
     """
     (aval,) = ctx.out_avals
     indexed = dimension_numbers.start_index_map
-    if not table.size or not aval.size or mode is Mode.ONE_HOT:
+    if not table.size or not aval.size or mode is popops.Mode.ONE_HOT:
         return fallback(ctx, table, indices)  # no elements; JAX itself has no gather of that mode
     # Along other dimensions every slice starts at 0: the rest of the table is never read.
     limits = [n if d in indexed + dimension_numbers.operand_batching_dims else slice_sizes[d]
               for d, n in enumerate(table.shape)]  # fmt: skip
     table = table.slice([0] * table.ndim, limits)
     dtype = _WORDS if is_key_dtype(table.dtype) else table.dtype  # keys are gathered as words
-    spec = GatherSpec(
+    spec = popops.GatherSpec(
         numbers=dimension_numbers,
         slice_sizes=tuple(slice_sizes),
         mode=mode,
-        fill=frozen_fill(fill_value, dtype),
+        fill=popops.frozen_fill(fill_value, dtype),
         indices_are_sorted=indices_are_sorted,
         unique_indices=unique_indices,
         table_shape=table.shape,
@@ -148,7 +135,7 @@ def gather_rule(
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
         return lower_array_function(ctx, fun, [table, indices])
     with _byte_cost(ctx.graph, indices):
-        return gather_in_memory_order(ctx.builder, table, indices, aval.shape, spec)
+        return popops.gather_in_memory_order(ctx.builder, table, indices, aval.shape, spec)
 
 
 def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
@@ -156,10 +143,10 @@ def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
 
     That is divided by their trip counts, because memory is used once and cycles are spent in each iteration.
     """
-    return graph.byte_cost_of_iteration() if has_few_lookups(graph, indices) else nullcontext()
+    return graph.byte_cost_of_iteration() if popops.has_few_lookups(graph, indices) else nullcontext()
 
 
-def _exceeds_tile(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
+def _exceeds_tile(graph: Graph, table: Tensor, spec: popops.GatherSpec) -> bool:
     """True if a table with uncut indexed dimensions exceeds a planner's share of a tile."""
     target = graph.target
     indexed = prod(table.shape[d] for d in spec.indexed)
@@ -170,7 +157,7 @@ def _exceeds_tile(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
 
 
 def gather_index_by_index(
-    table: jax.Array, indices: jax.Array, *, spec: GatherSpec, out_shape: Sequence[int]
+    table: jax.Array, indices: jax.Array, *, spec: popops.GatherSpec, out_shape: Sequence[int]
 ) -> jax.Array:
     """Gather of windows as gather of single indices, whose table can be cut in the windows' dimensions.
 
@@ -185,10 +172,10 @@ def gather_index_by_index(
     """
     wide = spec.wide_dims()  # indexed dimensions along which a window has several elements
     numbers = spec.numbers
-    starts = signed(indices)
+    starts = popops.signed(indices)
     largest_starts = np.array([table.shape[d] - spec.slice_sizes[d] for d in spec.indexed], starts.dtype)
     clamped = jnp.clip(starts, 0, largest_starts)
-    if spec.mode is Mode.FILL_OR_DROP:
+    if spec.mode is popops.Mode.FILL_OR_DROP:
         # A window that is not inside is filled as a whole: send all its indices outside.
         clamped = jnp.where((clamped == starts).all(-1, keepdims=True), clamped, -max(table.shape))
     batch = indices.shape[:-1]
@@ -211,7 +198,7 @@ def gather_index_by_index(
         operand_batching_dims=numbers.operand_batching_dims,
         start_indices_batching_dims=numbers.start_indices_batching_dims,
     )
-    fill = None if spec.fill is None else thawed(spec.fill)[()]
+    fill = None if spec.fill is None else popops.thawed(spec.fill)[()]
     slices = [1 if d in wide_dims else n for d, n in enumerate(spec.slice_sizes)]
     gathered = lax.gather(table, positions, of_single_indices, slices, mode=spec.mode, fill_value=fill)
     return lax.transpose(gathered, np.argsort([*lookups, *other_dims]).tolist())
@@ -226,7 +213,7 @@ def scatter_rule(
     dimension_numbers: lax.ScatterDimensionNumbers,
     indices_are_sorted: bool,
     unique_indices: bool,
-    mode: Mode,
+    mode: popops.Mode,
     update_jaxpr: Any,
     update_consts: Sequence[Any],
 ) -> Tensor | Sequence[Tensor]:
@@ -252,7 +239,7 @@ def scatter_rule(
         if update_jaxpr.outvars == update_jaxpr.invars[:1]:  # the only function of keys that JAX can compile here
             return table
         return fallback(ctx, table, indices, updates)
-    spec = ScatterSpec(
+    spec = popops.ScatterSpec(
         kind=kind,
         numbers=dimension_numbers,
         mode=mode,
@@ -273,7 +260,7 @@ def scatter_rule(
     return _scatter_by_plan(ctx, spec, table, indices, updates)
 
 
-def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def _scatter_by_plan(ctx: Context, spec: popops.ScatterSpec, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Adds a scatter by its cheapest plan; returns the new table, the old one itself where that may be overwritten.
 
     Args:
@@ -287,16 +274,16 @@ def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Te
     is_free = {variable for x in (indices, updates) for variable in x.variables()}.isdisjoint(table.variables())
     in_place = destination is not None and destination.node is table.node and is_free
     # On tiles the scatter goes in the order in which memory has the table; `view_result` undoes the transposition.
-    spec, table, updates, view_result = scatter_in_memory_order(spec, table, updates)
+    spec, table, updates, view_result = popops.scatter_in_memory_order(spec, table, updates)
     with _byte_cost(ctx.graph, indices):
-        plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
+        plan = popops.plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
         # Each tile would need all updates at once, more than it can hold: find the last update of each row first, so
         # that at most one a row remains, or go through the updates in steps.
         if plan.has_too_many_updates and can_find_last(spec):
             (out,) = lower_array_function(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
             return view_result(out)
         if plan.has_too_many_updates:
-            plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
+            plan = popops.plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
     result = view_result(plan.add(ctx.builder))
     return destination if in_place and destination is not None else result
 
@@ -325,4 +312,4 @@ def scatter_keys(
     return jax.random.wrap_key_data(lax.scatter(old, indices, new, of_words, **hints), impl=jax.random.key_impl(table))
 
 
-RULES: dict[str, Rule] = {"gather": gather_rule, **dict.fromkeys(SCATTERS, scatter_rule)}
+RULES: dict[str, Rule] = {"gather": gather_rule, **dict.fromkeys(popops.SCATTERS, scatter_rule)}

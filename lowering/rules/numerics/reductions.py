@@ -9,18 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ipujax.lowering import popops
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.popops import (
-    CUMULATIVE,
-    MONOIDS,
-    Windows,
-    cumulative,
-    primitive_reducer,
-    primitive_scatter,
-    reduce_by_function,
-    reduce_window,
-    scatter_by_functions,
-)
 from ipujax.lowering.popops.indexing.windows import select_and_scatter
 from ipujax.lowering.popops.reductions.arg_reduce import arg_reduce
 from ipujax.lowering.popops.reductions.reduce import reduce
@@ -36,9 +26,9 @@ def reduce_window_rule(ctx: Context, x: Tensor, **geometry: Any) -> Tensor | Seq
     """Maximum, minimum or sum of each window."""
     if not x.size or not ctx.out_avals[0].size:
         return fallback(ctx, x)
-    reducer = primitive_reducer(ctx.primitive)
+    reducer = popops.primitive_reducer(ctx.primitive)
     monoid = _MONOIDS[ctx.primitive.name]
-    return reduce_window(ctx.builder, [x], _windows(x.ndim, **geometry), monoid, reducer)
+    return popops.reduce_window(ctx.builder, [x], _windows(x.ndim, **geometry), monoid, reducer)
 
 
 def reduce_window_by_function_rule(
@@ -61,10 +51,10 @@ def reduce_window_by_function_rule(
         return fallback(ctx, *operands)
     if not arrays[0].size:
         return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
-    reducer = primitive_reducer(ctx.primitive, jaxpr=jaxpr, consts=())
+    reducer = popops.primitive_reducer(ctx.primitive, jaxpr=jaxpr, consts=())
     windows = _windows(arrays[0].ndim, **geometry)
     monoid = "mul"  # for the cost; the function is unknown
-    return reduce_window(ctx.builder, arrays, windows, monoid, reducer, starts)
+    return popops.reduce_window(ctx.builder, arrays, windows, monoid, reducer, starts)
 
 
 def select_and_gather_add_rule(
@@ -73,9 +63,9 @@ def select_and_gather_add_rule(
     """Adds the tangent of a maximum or minimum over windows: that of the element that each window selects."""
     if not x.size or not ctx.out_avals[0].size:
         return fallback(ctx, tangents, x)
-    reducer = primitive_reducer(ctx.primitive, select_prim=select_prim)
+    reducer = popops.primitive_reducer(ctx.primitive, select_prim=select_prim)
     windows = _windows(x.ndim, **geometry)
-    return reduce_window(ctx.builder, [tangents, x], windows, "max", reducer)
+    return popops.reduce_window(ctx.builder, [tangents, x], windows, "max", reducer)
 
 
 def select_and_scatter_add_rule(
@@ -84,7 +74,7 @@ def select_and_scatter_add_rule(
     """Adds the gradient of a maximum or minimum over windows: each window's is added where it selects its element."""
     if not x.size or not source.size:
         return fallback(ctx, source, x)
-    scatter = primitive_scatter(ctx.primitive, select_prim=select_prim)
+    scatter = popops.primitive_scatter(ctx.primitive, select_prim=select_prim)
     return select_and_scatter(ctx.builder, source, x, _windows(x.ndim, **geometry), scatter)
 
 
@@ -118,7 +108,7 @@ def select_and_scatter_rule(
     assert not select_consts and not scatter_consts, "JAX refuses functions that close over arrays"
     if not x.size or not source.size:
         return start.broadcast_in_dim(x.shape, ())
-    scatter = scatter_by_functions(select_jaxpr, scatter_jaxpr)
+    scatter = popops.scatter_by_functions(select_jaxpr, scatter_jaxpr)
     windows = _windows(x.ndim, padding=padding, **geometry)
     return select_and_scatter(ctx.builder, source, x, windows, scatter, start)
 
@@ -131,7 +121,7 @@ def _windows(
     padding: Sequence[tuple[int, int]],
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
-) -> Windows:
+) -> popops.Windows:
     """Windows of a reduction or of pooling, from the parameters of JAX's primitive; pooling has no dilations.
 
     Args:
@@ -143,7 +133,7 @@ def _windows(
         window_dilation: distance of a window's elements; None for 1.
     """
     ones = (1,) * rank
-    return Windows(
+    return popops.Windows(
         tuple(window_dimensions),
         tuple(window_strides),
         tuple((int(low), int(high)) for low, high in padding),
@@ -165,11 +155,11 @@ def cumulative_rule(ctx: Context, x: Tensor, *, axis: int, reverse: bool) -> Ten
         return fallback(ctx, x)
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
     if parts > 1:
-        fun, _ = CUMULATIVE[ctx.primitive.name]
+        fun, _ = popops.CUMULATIVE[ctx.primitive.name]
         return lower_array_function(
             ctx, partial(long_cumulative, fun=fun, axis=axis, reverse=reverse, parts=parts), [x]
         )
-    return cumulative(ctx.builder, x, axis, ctx.primitive.name, reverse)
+    return popops.cumulative(ctx.builder, x, axis, ctx.primitive.name, reverse)
 
 
 def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **params: Any) -> Tensor:
@@ -200,7 +190,7 @@ def reduce_by_function_rule(
     last = arrays[0].ndim - len(dimensions)  # the reduced dimensions of a block are joined at its end
     fun = bound(ctx.primitive, dimensions=(last,), jaxpr=jaxpr, **params)
     axes = tuple(sorted(int(d) for d in dimensions))
-    return reduce_by_function(ctx.builder, arrays, starts, axes, fun, len(jaxpr.eqns))
+    return popops.reduce_by_function(ctx.builder, arrays, starts, axes, fun, len(jaxpr.eqns))
 
 
 RULES: dict[str, Rule] = {
@@ -209,9 +199,9 @@ RULES: dict[str, Rule] = {
     "select_and_gather_add": select_and_gather_add_rule,
     "select_and_scatter": select_and_scatter_rule,
     "select_and_scatter_add": select_and_scatter_add_rule,
-    **{name: partial(reduce_rule, monoid=monoid) for name, monoid in MONOIDS.items()},
+    **{name: partial(reduce_rule, monoid=monoid) for name, monoid in popops.MONOIDS.items()},
     "reduce": reduce_by_function_rule,
     "argmax": arg_reduce_rule,
     "argmin": arg_reduce_rule,
-    **dict.fromkeys(CUMULATIVE, cumulative_rule),
+    **dict.fromkeys(popops.CUMULATIVE, cumulative_rule),
 }

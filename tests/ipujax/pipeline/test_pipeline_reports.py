@@ -11,8 +11,7 @@ import pytest
 
 from ipujax.runtime.profile.execution_trace import execution_trace
 from ipujax.runtime.report import Profile
-from ipujax.runtime.report.perfetto import COMPUTE_TILES, perfetto
-from ipujax.runtime.report.task_events import TASKS, thread_of_tasks
+from ipujax.runtime.report.perfetto import COMPUTE_TILES, TASKS, perfetto, thread_of_tasks
 from ipujax.runtime.views import Answer, answers, task_view
 from ipujax.runtime.views.part_answers import STAGE
 from tests.ipujax.pipeline.test_pipeline_figures import profile_of, slow_micro_batch, slow_stage
@@ -119,8 +118,8 @@ def test_tasks_have_a_thread_of_their_own_where_steps_are_folded_across_them() -
     profile = profile_of("1f1b", "buffered", micro_batches=16)
     folded = profile.executable.spans_of(None, max_steps=40)
     trace = execution_trace(profile.executable, folded, profile.timeline.clocks)
-    assert thread_of_tasks(trace, profile.tasks, COMPUTE_TILES) == TASKS
-    assert thread_of_tasks(profile.execution_trace, profile.tasks, COMPUTE_TILES) == COMPUTE_TILES
+    assert thread_of_tasks(trace, profile.tasks) == TASKS
+    assert thread_of_tasks(profile.execution_trace, profile.tasks) == COMPUTE_TILES
 
 
 def test_a_chart_of_many_tasks_is_bounded() -> None:
