@@ -94,7 +94,7 @@ def write_file(path: files.FilePath, content: bytes) -> None:
         raise ProfileError(message, got=files.file_problem(error), hint=hint) from error
 
 
-def write_csv(path: FilePath, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def write_csv(path: files.FilePath, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table as comma-separated values, with a head; None is an empty cell; see `write_text` for errors."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
@@ -103,7 +103,7 @@ def write_csv(path: FilePath, columns: Sequence[str], rows: Iterable[Mapping[str
     write_text(path, text.getvalue())
 
 
-def write_text(path: FilePath, text: str) -> None:
+def write_text(path: files.FilePath, text: str) -> None:
     """Write a file of a table; one that exists is replaced, or as it was after an error.
 
     Raises:
@@ -114,7 +114,7 @@ def write_text(path: FilePath, text: str) -> None:
     try:
         files.write_file(path, text.encode())
     except (OSError, ValueError) as error:
-        raise ArgumentError(f"cannot write {name}", got=file_problem(error)) from error
+        raise ArgumentError(f"cannot write {name}", got=files.file_problem(error)) from error
 
 
 def path_name(path: Any, content: str = "a profile") -> str:
