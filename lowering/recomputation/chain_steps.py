@@ -99,8 +99,8 @@ class ChainSteps:
         # First each in the highest step in which all operands exist; the gradient runs the steps from last to first.
         for n, (eqn, operands) in enumerate(zip(flow.gradient, operand_eqns, strict=True)):
             step[n] = min([last, *self._limits(eqn), *(step[m] for m in operands)])
-            is_constant = not operands
-            if is_constant or (stage_name(eqn).is_recomputed and gradient_free.issuperset(operands)):
+            reads_no_gradient = not operands
+            if reads_no_gradient or (stage_name(eqn).is_recomputed and gradient_free.issuperset(operands)):
                 gradient_free.add(n)
             for m in operands:
                 users.setdefault(m, []).append(n)
@@ -123,11 +123,11 @@ class ChainSteps:
         return [self._defining_eqn[var] for var in self.operands(eqn.invars) if var in self._defining_eqn]
 
     def _limits(self, eqn: JaxprEqn) -> list[int]:
-        """Upper bounds of the step in which an equation of the gradient may run, one for each forward value it reads.
+        """For each forward value that an equation of the gradient reads the last step in which it may run.
 
-        The gradient runs the steps from last to first, so a higher step is earlier. A value that is recomputed with its
-        step exists from the step of its last use on. The bound of one that is always stored (fixed) is not below the
-        step that computes the recomputed ones.
+        The gradient runs steps from last to first. A recomputed value is in memory from its own step up to the step of
+        its last forward use, into which it crosses. A stored one (`fixed`) is in memory always; what reads it belongs
+        to the step of its last forward use too, unless it reads a value of a later step.
         """
         flow = self.flow
         unfixed = self._unfixed(eqn.invars)
