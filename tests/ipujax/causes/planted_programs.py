@@ -400,7 +400,7 @@ PLAIN: Mapping[str, Callable[[], ipu.Profile]] = {
     "Poplar on all tiles": lambda: poplar_profile(TILES, 1 << 20),
     "random numbers": lambda: resident(with_noise, jax.random.key(0), array(1 << 18))(),
     "whole numbers": resident(lambda x: (x * 3 + 7) ^ (x >> 3), array(1 << 18, dtype=np.int32)),
-    "look-ups": resident(looked_up, array(4096, 128), array(512, 16, dtype=np.int32), array(512, 128)),
+    "look-ups": resident(looked_up, array(4096, 128), array(1024, 16, dtype=np.int32), array(1024, 128)),
     "loop of updates": resident(repeated, array(1 << 18)),
 }
 
