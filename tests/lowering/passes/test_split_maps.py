@@ -23,14 +23,24 @@ def gated(x: Any, b: Any) -> Any:
     return jnp.tanh(first) * jax.nn.sigmoid(second)
 
 
-def uneven(x: Any, b: Any) -> Any:
-    first, second = jnp.split(jnp.exp(x * b - x) * 2, (2,), 1)
-    return first + 1, second * second
+def chain(x: Any, b: Any) -> Any:
+    first, second, _ = jnp.split(jnp.exp(x * b - x) * 2, (2, 4), 1)
+    return first + second, second * second
 
 
 def to_products(x: Any, b: Any) -> Any:
     first, second = jnp.split(x + b, 2, 1)
     return first.T @ second
+
+
+def read_apart(x: Any, b: Any) -> Any:
+    """Vertices of one superstep compute `x + b`; by parts those of several would, as products are between."""
+    first, second = jnp.split(x + b, 2, 1)
+    return jnp.tanh(jnp.tanh(first) @ (b[:3, None] * b[:3]) + second)
+
+
+def read_by_sums(x: Any, b: Any) -> Any:
+    return [jnp.sin(part).sum() for part in jnp.split(jnp.exp(x + b), 3, 1)]
 
 
 def read_twice(x: Any, b: Any) -> Any:
@@ -52,14 +62,14 @@ def split(fun: Callable[..., Any]) -> list[JaxprEqn]:
     return jaxpr.eqns
 
 
-@pytest.mark.parametrize("fun", [gated, uneven])
+@pytest.mark.parametrize("fun", [gated, chain])
 def test_computes_by_parts(fun: Callable[..., Any]) -> None:
     elementwise = [eqn for eqn in split(fun) if record_of(eqn).cost == "elementwise"]
     assert X.shape not in [shape_of(eqn.outvars[0]) for eqn in elementwise]
     check(fun, X, B, tiles=(1, 5), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("fun", [to_products, read_twice, returned])
+@pytest.mark.parametrize("fun", [to_products, read_apart, read_by_sums, read_twice, returned])
 def test_keeps_other_splits(fun: Callable[..., Any]) -> None:
     before = jax.make_jaxpr(fun)(X, B).eqns
     assert [eqn.primitive.name for eqn in split(fun)] == [eqn.primitive.name for eqn in before]
