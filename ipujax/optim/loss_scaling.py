@@ -77,7 +77,7 @@ def static_loss_scale(optimizer: Optimizer, scale: float, *, dtype: Any = jnp.fl
     working = floating_dtype("dtype of ipu.optim.static_loss_scale", dtype)
 
     def init(params: Any) -> StaticLossScaleState:
-        return StaticLossScaleState(jnp.float32(scale), optimizer.init(_as(params, working)))
+        return StaticLossScaleState(jnp.float32(_as_float32(scale)), optimizer.init(_as(params, working)))
 
     def update(grads: Any, state: StaticLossScaleState, params: Any = None, **extra: Any) -> Any:
         unscaled = _unscaled(grads, state.scale, working)
@@ -131,9 +131,11 @@ def automatic_loss_scale(
     scales = {"initial_scale": initial_scale, "min_scale": min_scale, "max_scale": max_scale}
     for name, value in {**scales, "factor": factor}.items():
         _check_positive(name, value, who)
-    if not factor > 1:
+    factor_of_scale = _as_float32(factor)
+    least, first, largest = (_as_float32(value) for value in (min_scale, initial_scale, max_scale))
+    if not factor_of_scale > 1:
         raise ArgumentValueError(f"factor of ipu.optim.{who}", expected="a number above 1", got=factor)
-    if not min_scale <= initial_scale <= max_scale:
+    if not least <= first <= largest:
         expected = "min_scale ≤ initial_scale ≤ max_scale"
         got = f"{min_scale} ≤ {initial_scale} ≤ {max_scale}"
         raise ArgumentValueError(f"scales of ipu.optim.{who} are out of order", expected=expected, got=got)
@@ -143,7 +145,7 @@ def automatic_loss_scale(
         good_steps = jnp.zeros((), jnp.int32)
         skipped_steps = jnp.zeros((), jnp.int32)  # another array: a donated one must not be passed twice
         inner = optimizer.init(_as(params, working))
-        return AutomaticLossScaleState(jnp.float32(initial_scale), good_steps, skipped_steps, inner)
+        return AutomaticLossScaleState(jnp.float32(first), good_steps, skipped_steps, inner)
 
     def update(grads: Any, state: AutomaticLossScaleState, params: Any = None, **extra: Any) -> Any:
         unscaled = _unscaled(grads, state.scale, working)
@@ -157,8 +159,8 @@ def automatic_loss_scale(
         inner = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), inner, state.inner)
         # At a bound the scale stays, and the count starts over.
         grows = is_good & (state.good_steps + 1 >= growth_interval)
-        larger = jnp.minimum(state.scale * factor, max_scale)
-        smaller = jnp.maximum(state.scale / factor, min_scale)
+        larger = jnp.minimum(state.scale * factor_of_scale, largest)
+        smaller = jnp.maximum(state.scale / factor_of_scale, least)
         scale = jnp.where(grows, larger, jnp.where(is_good, state.scale, smaller))
         good_steps = jnp.where(is_good & ~grows, state.good_steps + 1, 0)
         skipped = state.skipped_steps + (~is_good).astype(jnp.int32)
@@ -220,6 +222,6 @@ def _as_float32(value: Any) -> np.float32:
     if not hasattr(value, "__float__") or np.size(value) != 1:  # texts have none
         return np.float32(np.nan)
     is_real = isinstance(value, Real)
-    is_too_large = is_real and abs(value) > float(np.finfo(np.float32).max)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # also in the comparison, of a number of half precision
+        is_too_large = is_real and abs(value) > float(np.finfo(np.float32).max)
         return np.float32(np.inf if is_too_large else value)

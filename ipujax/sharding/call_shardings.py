@@ -82,9 +82,9 @@ def _stores(sharding: Any) -> bool:
 
 
 def _is_typed(sharding: Any) -> bool:
-    """Return whether a sharding gives a type with explicit axes to a result on one device."""
+    """Return whether a sharding gives a type over explicit axes, also by none of them, to a result on one device."""
     is_named = isinstance(sharding, NamedSharding) and sharding.mesh.size == 1
-    return is_named and any(padded(_of_explicit_axes(sharding).spec, 0))
+    return is_named and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def _of_explicit_axes(sharding: NamedSharding) -> NamedSharding:

@@ -205,6 +205,15 @@ def test_results_have_the_explicit_axes_of_one_device(is_named: bool, device: ip
             np.testing.assert_array_equal(double(result), 2 * (X + 1))
 
 
+@pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=str)
+def test_results_lose_explicit_axes_that_out_shardings_leave_out(device: ipu.IPUModel | ipu.CPU) -> None:
+    mesh = jax.make_mesh((1,), ("x",))
+    settings = {"out_shardings": NamedSharding(mesh, P())}
+    x = jax.device_put(X, NamedSharding(mesh, P("x")))
+    expected = jax.jit(add, **settings)(x, x)["sum"]
+    assert jax.typeof(ipu.jit(add, device=device, **settings)(x, x)["sum"]) == jax.typeof(expected)
+
+
 # Of arrays without axes, which JAX types without the mesh that is set, while it gives the mesh to new arrays.
 IN_EXPLICIT_MESH: dict[str, Callable[[Any], Any]] = {
     "stacked rows of a loop": lambda x: jax.lax.scan(lambda c, row: (c + row, c), x[0], x)[1],

@@ -121,19 +121,44 @@ def with_inlined_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     Outermost calls are inlined first: a call inside may refer to an attribute of the function around it, and has its
     own default where that has no value.
     """
+    _name_overloads(model)
+    _align_imports(model)
     while model.functions:
         _write_defaults(model)
-        functions = {(function.domain, function.name): function for function in model.functions}
-        called = {
-            (node.domain, node.op_type)
-            for (domain, name), function in functions.items()
-            for node in all_nodes(function.node)
-            if (node.domain, node.op_type) != (domain, name)  # another overload
-        }
-        outermost = [key for key in functions if key not in called]
+        nodes = [node for function in model.functions for node in all_nodes(function.node)]
+        called = {(node.domain, node.op_type) for node in nodes}
+        outermost = {(function.domain, function.name) for function in model.functions} - called
         with onnx_step("onnx cannot inline the functions of the model"):
-            model = onnx.inliner.inline_selected_functions(model, outermost or list(functions))
+            model = onnx.inliner.inline_selected_functions(model, sorted(outermost))
     return model
+
+
+def _name_overloads(model: onnx.ModelProto) -> None:
+    """Give each overload of a function a name of its own: the inliner selects functions by domain and name."""
+    overloads = {(each.domain, each.name, each.overload) for each in model.functions if each.overload}
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    for node in all_nodes(nodes if overloads else ()):
+        if (node.domain, node.op_type, node.overload) in overloads:
+            node.op_type = _name_of_overload(node.op_type, node.overload)
+            node.overload = ""
+    for function in model.functions:
+        function.name = _name_of_overload(function.name, function.overload)
+        function.overload = ""
+
+
+def _name_of_overload(name: str, overload: str) -> str:
+    return f"{name}·{overload}" if overload else name
+
+
+def _align_imports(model: onnx.ModelProto) -> None:
+    """Give a domain one version in the model and its functions, without which the inliner refuses them.
+
+    ONNX's own operators have one by now, see `mark_opsets`; those of other domains are the same in all versions.
+    """
+    versions: dict[str, int] = {}
+    for owner in (model, *model.functions):
+        for entry in owner.opset_import:
+            entry.version = versions.setdefault(entry.domain, entry.version)
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:
@@ -141,8 +166,8 @@ def _write_defaults(model: onnx.ModelProto) -> None:
 
     The inliner drops these.
     """
-    defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
+    defaults = {(each.domain, each.name): each.attribute_proto for each in model.functions}
     for node in all_nodes(model.graph.node):
         names_set = {attribute.name for attribute in node.attribute}
-        of_function = defaults.get((node.domain, node.op_type, node.overload), ())
+        of_function = defaults.get((node.domain, node.op_type), ())
         node.attribute.extend([each for each in of_function if each.name not in names_set])

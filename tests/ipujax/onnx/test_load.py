@@ -303,3 +303,44 @@ def test_functions_have_defaults_of_their_own(given: dict[str, float], factor: f
     model = helper.make_model(graph, opset_imports=opsets, functions=[leaky, outer], ir_version=10)
     loaded = ipujax.onnx.load(model)
     np.testing.assert_array_equal(loaded({}, np.float32([-4, -2, 0, 2])), np.float32([-4 * factor, -2 * factor, 0, 2]))
+
+
+def test_calls_between_overloads_have_the_defaults_of_what_they_call() -> None:
+    """F:a calls G:a, and G:b calls F:b: neither name is the outer one."""
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("local", 1)]
+
+    def leaky(name: str, overload: str, default: float) -> onnx.FunctionProto:
+        node = helper.make_node("LeakyRelu", ["a"], ["b"])
+        node.attribute.append(reference("alpha", "slope"))
+        slope = helper.make_attribute("slope", default)
+        return helper.make_function("local", name, ["a"], ["b"], [node], opsets, [], [slope], overload=overload)
+
+    def calling(name: str, overload: str, inner: str) -> onnx.FunctionProto:
+        node = helper.make_node(inner, ["a"], ["b"], domain="local", overload=overload)
+        return helper.make_function("local", name, ["a"], ["b"], [node], opsets, overload=overload)
+
+    functions = [calling("F", "a", "G"), leaky("F", "b", 0.25), leaky("G", "a", 0.5), calling("G", "b", "F")]
+    nodes = [
+        helper.make_node("F", ["x"], ["t"], domain="local", overload="a"),
+        helper.make_node("G", ["t"], ["y"], domain="local", overload="b"),
+    ]
+    graph = graph_of(nodes, [info("x", shape=(2,))], [info("y", shape=(2,))])
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+    np.testing.assert_array_equal(ipujax.onnx.load(model)({}, np.float32([-8, 2])), np.float32([-1, 2]))
+
+
+def test_functions_that_import_different_versions_of_a_domain() -> None:
+    bodies = {"F": 2, "G": 3}
+    functions = []
+    for name, version in bodies.items():
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", version)]
+        body = [helper.make_node("Neg", ["a"], ["b"])]
+        functions.append(helper.make_function("local", name, ["a"], ["b"], body, opsets))
+    nodes = [
+        helper.make_node("F", ["x"], ["t"], domain="local"),
+        helper.make_node("G", ["t"], ["y"], domain="local"),
+    ]
+    graph = graph_of(nodes, [info("x", shape=(2,))], [info("y", shape=(2,))])
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("local", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+    np.testing.assert_array_equal(ipujax.onnx.load(model)({}, np.float32([-8, 2])), np.float32([-8, 2]))

@@ -231,3 +231,19 @@ def test_refuses_invalid_settings(name: str) -> None:
     call, match = BAD[name]
     with pytest.raises(ipu.ArgumentError, match=match):
         call()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"initial_scale": np.float16(8.0)}, {"max_scale": 2**40}, {"factor": 2**40}, {"min_scale": np.float16(0.5)}],
+    ids=str,
+)
+def test_bounds_are_numbers_of_any_type_that_float32_holds(settings: dict[str, Any]) -> None:
+    """Without a warning, and also in the update: JAX takes whole numbers as int32."""
+    gradients = {"w": jnp.ones(2)}
+    optimizer = ipu.optim.automatic_loss_scale(
+        optax.sgd(0.1), **{"growth_interval": 1, "initial_scale": 8.0} | settings
+    )
+    _, state = optimizer.update(gradients, optimizer.init(gradients))
+    expected = min(8 * settings.get("factor", 2), settings.get("max_scale", 2**24))
+    assert ipu.optim.loss_scale(state) == expected
