@@ -7,10 +7,9 @@ check_operators, shape_sources   refusal of unknown operators, and the values th
 Settings, run_node, is_static   evaluation node by node, where each may have a scope of its own
 OPERATORS, STANDARD_DOMAIN   the table of operators
 in_iteration, key_in_iteration   keys of operators that draw numbers in loops
-canonical, narrowed, sides_of, sides_beyond, Saturated, REMEDY   numbers that 32 bits do not hold
+narrowed, sides_of, sides_beyond, Saturated, REMEDY   numbers that 32 bits do not hold
 """
 
-from ipujax.onnx.element_types import canonical as canonical
 from ipujax.onnx.evaluation import (
     Settings as Settings,
     check_operators as check_operators,

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from ipujax.front_end import nearest
-from ipujax.onnx.front_end import REMEDY, canonical, sides_beyond
+from ipujax.onnx.front_end import REMEDY, sides_beyond
 from ipujax.popart.enumerations import SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow.data_flow import AnchorReturnType, StepShape
@@ -301,7 +302,7 @@ def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -
 
 def _check_held(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -> None:
     """Refuse numbers that the device does not hold: without `jax_enable_x64` it has no more than 32 bits."""
-    dtype = canonical(info.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(info.dtype)
     sides = None if dtype == array.dtype else sides_beyond(array, dtype)
     if sides is not None:
         message = f"{label} has the value {array[sides != 0][0]}, which {dtype} does not hold"

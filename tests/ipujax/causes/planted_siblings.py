@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -151,28 +149,6 @@ def poplar_copies(times: int) -> ipu.Profile:
     return poplar.Engine(graph, program).profile
 
 
-def onnx_call(rows: int) -> ipu.Profile:
-    """Return the profile of a call of an ONNX model of three layers on a batch."""
-    import onnx
-    from onnx import helper, numpy_helper
-
-    from ipujax.onnx import sessions
-
-    weights = [numpy_helper.from_array(np.ones((WIDTH, WIDTH), np.float32), f"w{n}") for n in range(3)]
-    nodes = [helper.make_node("MatMul", [f"x{n}", f"w{n}"], [f"h{n}"]) for n in range(3)]
-    nodes += [helper.make_node("Tanh", [f"h{n}"], [f"x{n + 1}"]) for n in range(3)]
-    nodes.sort(key=lambda node: (node.input[0][1], node.op_type))
-    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [rows, WIDTH]) for name in ("x0", "x3")]
-    graph = helper.make_graph(nodes, "layers", values[:1], values[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "layers.onnx"
-        onnx.save(model, str(path))
-        session: Any = sessions.session(str(path))
-    result: ipu.Profile = session.profile_call(np.zeros((rows, WIDTH), np.float32))[1]
-    return result
-
-
 EIGHT = [array(WIDTH, WIDTH)] * 8
 SIX = [array(WIDTH, WIDTH)] * 6
 HALF, BRAIN = ([array(1 << 15, dtype=dtype)] * 2 for dtype in (np.float16, jnp.bfloat16))
@@ -263,7 +239,6 @@ SIBLINGS: Mapping[str, Planted] = {
         "unequal work of tiles", lambda: poplar_squares(4), lambda: poplar_squares(TILES // 2).cycles
     ),
     "Poplar, to and fro": Planted("exchange", lambda: poplar_copies(8), lambda: poplar_copies(0).cycles),
-    "ONNX, small batch": Planted(HOST, lambda: onnx_call(4), lambda: onnx_call(256).cycles * 4 / 256),
 }
 
 
