@@ -463,7 +463,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.random_call": "ipujax ipujax.onnx.sessions",
     "ipujax.onnx.front_end": (
-        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.iterations"
+        "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.iterations"
         " ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx": (
