@@ -47,7 +47,7 @@ REPORT_DIRECTORY = "autoReport.directory"
 # Types of defaults, a type before those it derives from → types of other values.
 _CONVERTED: Mapping[type, Any] = {
     bool: Integral | np.bool_,
-    int: Real,
+    int: Integral,
     float: Real,
     str: PathLike,
     list: Collection,
@@ -200,7 +200,7 @@ class SessionOptions:
             ("replicatedGraphCount", self.replicatedGraphCount, "enableReplicatedGraphs"),
         )
         for name, count, switch in counts:
-            if isinstance(count, bool) or int(count) != count or count < 1:
+            if isinstance(count, bool) or count < 1:
                 raise popart_exception(f"{name} must be a positive number", expected="at least 1", got=count)
             if count > 1 and not getattr(self, switch):
                 message = f"{switch} is false, but {name} > 1."

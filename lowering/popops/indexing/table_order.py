@@ -175,6 +175,7 @@ def gather_in_memory_order(
 
     A table may be a view, such as a transposed variable: then lookups are over the dimensions of the variable, where
     one can write them so.
+
     Args:
         table: tensor with at least one element.
         indices: integer tensor, index vectors in its last dimension.
