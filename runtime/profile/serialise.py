@@ -70,7 +70,7 @@ def write_cbor(data: Any, where: Where) -> None:
         ArgumentError: something that is neither a path nor an open file, or a file open for text.
         ProfileError: the package that writes CBOR is not installed.
     """
-    if isinstance(where, io.TextIOBase):
+    if _is_open_for_text(where):
         got = f"a file open for text, {getattr(where, 'name', type(where).__name__)}"
         raise ArgumentError(
             "CBOR must be written as bytes", expected='a path, or a file open for bytes, open(path, "wb")', got=got
@@ -134,4 +134,9 @@ def _write(content: str | bytes, where: Where) -> None:
         expected = "a path, or a file open for writing"
         raise ArgumentError("a profile cannot be written to this object", expected=expected, got=type(where).__name__)
     else:
-        where.write(content if isinstance(where, io.TextIOBase) else encoded)
+        where.write(content if _is_open_for_text(where) else encoded)
+
+
+def _is_open_for_text(where: Any) -> bool:
+    """Return whether a file takes text: those of `io` and the wrappers of `tempfile` and `codecs` have an encoding."""
+    return hasattr(where, "encoding")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tempfile
 
 import pytest
 
@@ -45,6 +46,14 @@ def test_json_by_path_and_by_file(profile, both, tmp_path):
     assert json.loads(path.read_bytes()) == json.loads(text.getvalue()) == json.loads(raw.getvalue()) == both
     pretty = (tmp_path / "again.json").read_text(encoding="utf-8")
     assert json.loads(pretty) == both and len(pretty.splitlines()) > 100 > len(path.read_text().splitlines())
+
+
+def test_json_in_a_temporary_file_of_text(tmp_path):
+    # A wrapper of `tempfile` is open for text without being an `io.TextIOBase`.
+    with tempfile.NamedTemporaryFile("w+", dir=tmp_path, encoding="utf-8") as text:
+        write_json({"a": "ü"}, text)
+        text.seek(0)
+        assert json.load(text) == {"a": "ü"}
 
 
 def test_cbor_by_path_and_by_file(profile, both, tmp_path):
@@ -88,6 +97,10 @@ def test_cbor_in_a_text_file_is_refused(profile):
     with pytest.raises(ArgumentError, match=r'(?s)CBOR must be written as bytes.*"wb"'):
         profile.to_cbor(text)
     assert text.getvalue() == ""
+    with tempfile.TemporaryFile("w") as unnamed, pytest.raises(ArgumentError, match="CBOR must be written as bytes"):
+        profile.to_cbor(unnamed)
+    with tempfile.SpooledTemporaryFile(mode="w") as spooled, pytest.raises(ArgumentError, match="written as bytes"):
+        profile.to_cbor(spooled)
 
 
 def test_nothing_is_written_of_a_profile_that_is_not_known(tmp_path):
