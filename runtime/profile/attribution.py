@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
+from typing import NamedTuple
 
 from ipujax.runtime.causes.variants import latency_of
 from ipujax.runtime.compile import Executable
@@ -105,6 +106,7 @@ class Attribution:
         return self._own_shares[node]
 
     def _find_own_shares(self, node: Program) -> list[Share]:
+        """Divide a compute set by the limiting cycles of its groups and their parts, a transfer by its latency."""
         origin, name = label(node)
         cost = self._executable.costs[node] if isinstance(node, Execute) else None
         if not isinstance(node, Execute) or not isinstance(cost, ComputeSetCost):
@@ -121,24 +123,32 @@ class Attribution:
         # Weights of parts differ in scale from group to group: with a common multiple all stay integers.
         scale = lcm(*cycles)
         parts = [
-            (number, *part)
+            (number, part)
             for number, (group, inside) in enumerate(zip(groups, parts_of_groups, strict=True))
             for part in _parts_of(group, inside, weights[number] * scale // cycles[number], origin, name)
         ]
-        weight_sum = sum(weight for *_, weight in parts)
-        shares = [Share(origin, name, weight, weight / weight_sum, number) for number, origin, name, weight in parts]
+        weight_sum = sum(part.weight for _, part in parts)
+        shares = [Share(*part, code=part.weight / weight_sum, group=number) for number, part in parts]
         return shares or [Share(origin, operation_name(name, origin), 1)]
+
+
+class _WeightedPart(NamedTuple):
+    """A part of a vertex group: the origin and the name of its operation, and its weight in the compute set."""
+
+    origin: Origin
+    name: str
+    weight: int
 
 
 def _parts_of(
     group: VertexGroup, parts: Sequence[VertexPart], weight: int, outer: Origin, name: str
-) -> Iterator[tuple[Origin, str, int]]:
-    """Yield origin, name and weight of the parts of a vertex group: its equations if they are known, else all of it."""
+) -> Iterator[_WeightedPart]:
+    """Yield the parts of a vertex group: its equations if they are known, else all of it."""
     if not parts:
         origin = outer if group.origin == Origin() else group.origin
-        yield origin, operation_name(group.name or name, origin), weight
+        yield _WeightedPart(origin, operation_name(group.name or name, origin), weight)
     for part in parts:
-        yield part.origin, part.name, weight * part.cycles
+        yield _WeightedPart(part.origin, part.name, weight * part.cycles)
 
 
 def operation_name(name: str, origin: Origin) -> str:
@@ -149,12 +159,19 @@ def operation_name(name: str, origin: Origin) -> str:
     return without_transformations(name.removeprefix(f"{origin.path}/") if origin.path else name) + merged
 
 
-def label(node: Program) -> tuple[Origin, str]:
-    """Return the origin and the debug name of a step or a decision."""
+class StepLabel(NamedTuple):
+    """The origin and the debug name of a step."""
+
+    origin: Origin
+    name: str
+
+
+def label(node: Program) -> StepLabel:
+    """Return the label of a step or a decision."""
     if isinstance(node, Leaf):
-        return node.shown_origin, node.label
+        return StepLabel(node.shown_origin, node.label)
     assert isinstance(node, Decision)
-    return node.origin, "decision"
+    return StepLabel(node.origin, "decision")
 
 
 # Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
@@ -167,7 +184,7 @@ def _call(origin: Origin) -> _Call:
 
 
 def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:
-    """Return, for each step, the number of its runs from each call."""
+    """Return, for each step, the number of its runs from each call: a function's steps count for all its callers."""
     bodies: dict[Function | None, _Body] = {None: _body(program)}
     order = _functions_in_order(program, bodies)
     calls: dict[Function | None, Counter[_Call]] = defaultdict(Counter)

@@ -84,17 +84,19 @@ class LayerCost:
 
 def line_costs(rows: Iterable[StepCost], *, of_libraries: bool) -> tuple[Operation, ...]:
     """Return lines that cost cycles, costliest first: the user's, or the innermost outside JAX and ipujax."""
-    lines: dict[str, tuple[Origin, list[StepCost]]] = {}
+    lines: dict[str, tuple[Origin, list[StepCost]]] = {}  # by text: its first origin, and its rows
     for row in rows:
         origin = row.origin.in_library() if of_libraries else row.origin
         if row.cycles:
-            lines.setdefault(str(origin), (origin, []))[1].append(row)
+            _, members = lines.setdefault(str(origin), (origin, []))
+            members.append(row)
     total = max(1, sum(row.cycles for _, members in lines.values() for row in members))
     operations = [_line_cost(origin, members, total) for origin, members in lines.values()]
     return tuple(sorted(operations, key=lambda line: -line.cycles))
 
 
 def _line_cost(origin: Origin, rows: list[StepCost], total: int) -> Operation:
+    """Return the sums of the operations of one line, their names, parts and callers, most cycles first."""
     names = Counter[str]()
     parts = Counter[str]()
     callers = Counter[str]()
@@ -131,6 +133,7 @@ def layer_costs(rows: Iterable[StepCost]) -> tuple[LayerCost, ...]:
 
 
 def _layer_cost(layer: str, part: str, rows: list[StepCost], total: int) -> LayerCost:
+    """Return the sums of the operations of one layer and part, and their lines, most cycles first."""
     cycles = sum(row.cycles for row in rows)
     lines = Counter[str]()
     for row in rows:
@@ -193,6 +196,7 @@ def metrics_of_run(metrics: Mapping[str, Callable[[Any], float]], rows: Sequence
 
 
 def _metric_sums(name: str, metric: Callable[[Any], float], rows: Sequence[StepCost]) -> Metric:
+    """Return the sums of a user's metric over all operations, by line and by layer."""
     by_line: dict[str, float] = {}
     by_layer: dict[str, float] = {}
     for row in rows:

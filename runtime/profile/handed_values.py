@@ -80,15 +80,20 @@ class _Walk:
             self.visit(child, caller)
 
     def step(self, node: Program, groups: Mapping[int, int]) -> None:
-        """Add what the operations of a step read, then what they write; `groups` are their vertex groups."""
+        """Add the bytes that operations of a step read from their last writers, then those that they write.
+
+        Args:
+            node: the step.
+            groups: operation → number of its vertex group in the step, most cycles first.
+        """
         first = next(iter(groups))
-        for row in groups:
-            self.place.setdefault(row, len(self.place))
-        row_of_group: dict[int, int] = {}
-        for row, group in groups.items():
-            row_of_group.setdefault(group, row)  # of several the one with most cycles
+        for operation in groups:
+            self.place.setdefault(operation, len(self.place))
+        operation_of_group: dict[int, int] = {}
+        for operation, group in groups.items():
+            operation_of_group.setdefault(group, operation)  # of several the one with most cycles
         of_groups, in_full = self.accesses(node)
-        accesses = [(row_of_group.get(n, first), *access) for n, access in enumerate(of_groups)]
+        accesses = [(operation_of_group.get(n, first), *access) for n, access in enumerate(of_groups)]
         for reader, reads, _ in accesses:
             for variable, num_bytes in reads.items():
                 for writer, written in self.written.get(variable, {}).items():
@@ -115,6 +120,7 @@ class _Walk:
         return self._accesses[node]
 
     def _find_accesses(self, node: Program) -> list[tuple[Bytes, Bytes]]:
+        """Return the bytes by variable that are read and written, by each vertex group or by all of another step."""
         if not isinstance(node, Execute):
             return [(_bytes(node.reads), _bytes(node.writes))]
         accesses = []

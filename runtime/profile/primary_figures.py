@@ -458,7 +458,7 @@ class PrimaryFigures(FigureRecord):
     @figure
     def sources(self) -> dict[str, list[str]]:
         """The lines of the source files of the program, by path; of a saved profile, as they were then."""
-        origins = [label(node)[0] for node in self.executable.steps]
+        origins = [label(node).origin for node in self.executable.steps]
         return source_texts([*origins, *(variable.origin for variable in self.executable.graph.variables)])
 
     def graph(self) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from ipujax.runtime.files.figure_kinds import IpuIndex
 from ipujax.runtime.files.kinds import Integer, Record, Text
-from ipujax.runtime.graph import TASK_KINDS, Program
+from ipujax.runtime.graph import TASK_KINDS, PipelineLayout, Program
 from ipujax.runtime.profile.attribution import Share, divide
 from ipujax.runtime.profile.task_trace import TaskTrace
 from ipujax.runtime.tensor import REMATERIALISED, Origin
@@ -37,7 +37,31 @@ from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
 STAGE_PHASES = ("forward", "backward", "recomputed", "exchange", "sync", "host", "arguments", "outside", "idle")
 NO_STAGE = -1
-_Slow = tuple[int, str, float, int]  # micro-batch, kind of task, ratio of its cycles to the median, cycles beyond it
+_StageKey = tuple[int, int]  # numbers of a pipeline and of a stage of it
+
+
+class _IdleCycles(NamedTuple):
+    """Idle cycles of a stage: before the first task of its IPU, between tasks, after the last; see the module."""
+
+    fill: int = 0
+    steady: int = 0
+    drain: int = 0
+
+
+class _Awaited(NamedTuple):
+    """The stage for which a stage waits longest, `NO_STAGE` if it never waits for one, and the cycles of that."""
+
+    stage: int
+    cycles: int
+
+
+class _SlowMicroBatch(NamedTuple):
+    """Micro-batch and kind of a stage's slowest task, and its cycles: over the median of the others, and beyond it."""
+
+    micro_batch: int = -1
+    kind: str = ""
+    ratio: float = 1.0
+    excess_cycles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +160,7 @@ def stage_costs(
     # `shares` returns shares of a step without its calls; `works` has cycles of a step's phases, int64[num_ipus, 5].
     # Buffered, a stage waits only for stages with which it exchanges values.
     number = {layout: n for n, layout in enumerate(trace.pipelines)}
-    tasks: dict[tuple[int, int], dict[str, int]] = defaultdict(lambda: dict.fromkeys(STAGE_PHASES, 0))
+    tasks: dict[_StageKey, dict[str, int]] = defaultdict(lambda: dict.fromkeys(STAGE_PHASES, 0))
     rest = timeline.work.copy()
     between = sum((span.exchanged for span in spans.pipelines), np.zeros_like(rest))
     for total in spans.totals:
@@ -153,7 +177,7 @@ def stage_costs(
         between += total.work  # work of a task on other IPUs, such as syncs of IPUs that share a decision
         between[task.ipu] -= work
     waits = _idle_cycles(spans, trace)
-    stages_of_ipu: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    stages_of_ipu: dict[int, list[_StageKey]] = defaultdict(list)
     for pipeline, layout in enumerate(trace.pipelines):
         for stage in layout.stages:
             stages_of_ipu[layout.ipus[stage]].append((pipeline, stage))
@@ -181,18 +205,31 @@ def stage_costs(
 
 
 def _stage_cost(
-    key: tuple[int, int],
+    key: _StageKey,
     trace: TaskTrace,
     phases: dict[str, int],
-    waits: tuple[int, int, int],
-    awaited: tuple[int, int],
-    slow: _Slow,
+    waits: _IdleCycles,
+    awaited: _Awaited,
+    slow: _SlowMicroBatch,
 ) -> StageCost:
-    number, stage = key
-    fill, steady, drain = waits
-    micro_batch, kind, ratio, excess = slow
-    ipu = trace.pipelines[number].ipus[stage]
-    return StageCost(number, stage, ipu, phases, fill, steady, drain, *awaited, micro_batch, kind, ratio, excess)
+    """Return the row of a stage from its figures; `phases` are its cycles by activity."""
+    pipeline, stage = key
+    ipu = trace.pipelines[pipeline].ipus[stage]
+    return StageCost(
+        pipeline,
+        stage,
+        ipu,
+        phases,
+        waits.fill,
+        waits.steady,
+        waits.drain,
+        awaited.stage,
+        awaited.cycles,
+        slow.micro_batch,
+        slow.kind,
+        slow.ratio,
+        slow.excess_cycles,
+    )
 
 
 def _recomputed_cycles(
@@ -216,9 +253,9 @@ def _is_recomputed(origin: Origin, part: str) -> bool:
     return (origin.part or part) == "recomputed" or (not origin.part and REMATERIALISED in origin.path)
 
 
-def _idle_cycles(spans: TaskSpans, trace: TaskTrace) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Return the idle cycles of each stage within its pipeline: fill, steady, drain."""
-    waits: dict[tuple[int, int], np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
+def _idle_cycles(spans: TaskSpans, trace: TaskTrace) -> dict[_StageKey, _IdleCycles]:
+    """Return the idle cycles of each stage within its pipeline."""
+    waits: dict[_StageKey, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))  # fill, steady, drain
     has_begun: set[tuple[int, int]] = set()  # (pipeline, IPU): only the first task of an IPU waits for the fill
     last: dict[tuple[int, int], int] = {}
     columns = (column.tolist() for column in (trace.pipeline, trace.stage, trace.ipu, trace.waited))
@@ -228,44 +265,60 @@ def _idle_cycles(spans: TaskSpans, trace: TaskTrace) -> dict[tuple[int, int], tu
         last[number, ipu] = stage
     for (number, ipu), stage in last.items():
         waits[number, stage][2] += spans.pipelines[number].drained[ipu]
-    zeros = np.zeros(3, np.int64)
     keys = ((n, stage) for n, layout in enumerate(trace.pipelines) for stage in range(len(layout.ipus)))
-    return {key: (int(w[0]), int(w[1]), int(w[2])) for key in keys for w in [waits.get(key, zeros)]}
+    return {key: _IdleCycles(*waits[key].tolist()) for key in keys}
 
 
-def _find_awaited(trace: TaskTrace, is_buffered: bool) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return, for each stage, the stage for which it waits longest, and the cycles of these waits."""
-    result: dict[tuple[int, int], tuple[int, int]] = {}
-    resumed = trace.end - trace.busy
-    for number, layout in enumerate(trace.pipelines):
-        stages = len(layout.ipus)
-        ipus = np.array(layout.ipus)
-        can_wait = np.repeat(not is_buffered, stages * stages).reshape(stages, stages)
-        for (a, _), (b, _) in layout.links:
-            can_wait[a, b] = can_wait[b, a] = True  # receivers wait for values, senders for free slots
-        can_wait &= ipus[:, None] != ipus[None]
-        rows = np.flatnonzero((trace.pipeline == number) & (trace.waited > 0))
-        latest = np.full((stages, len(rows)), -1, np.int64)
-        for stage in range(stages):
-            ends = np.sort(trace.end[(trace.pipeline == number) & (trace.stage == stage)])
-            before = np.searchsorted(ends, resumed[rows], "right")
-            last_end = np.concatenate([[-1], ends])[before]  # of its tasks before the wait was over, −1 for none
-            latest[stage] = np.where(can_wait[trace.stage[rows], stage], last_end, -1)
-        waits = np.zeros((stages, stages), np.int64)
-        if len(rows):
-            awaited = latest.argmax(0)
-            has_cause = latest.max(0) >= 0
-            np.add.at(waits, (trace.stage[rows][has_cause], awaited[has_cause]), trace.waited[rows][has_cause])
-        for stage in range(stages):
-            longest = int(waits[stage].argmax())
-            cycles = int(waits[stage, longest])
-            result[number, stage] = (longest, cycles) if cycles else (NO_STAGE, 0)
+def _find_awaited(trace: TaskTrace, is_buffered: bool) -> dict[_StageKey, _Awaited]:
+    """Return, for each stage, the stage for which it waits longest: it names the cause of idle time in a pipeline."""
+    result: dict[_StageKey, _Awaited] = {}
+    for pipeline, layout in enumerate(trace.pipelines):
+        waits = _waits_between_stages(trace, pipeline, _can_wait(layout, is_buffered))
+        for stage in range(len(layout.ipus)):
+            awaited = int(waits[stage].argmax())
+            cycles = int(waits[stage, awaited])
+            result[pipeline, stage] = _Awaited(awaited, cycles) if cycles else _Awaited(NO_STAGE, 0)
     return result
 
 
-def _find_slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], _Slow]:
+def _can_wait(layout: PipelineLayout, is_buffered: bool) -> np.ndarray:
+    """Return whether a stage can wait for another, on another IPU, bool[stages, stages].
+
+    Where exchanges between IPUs are buffered, only those wait that exchange values; else all IPUs may meet in one.
+    """
+    stages = len(layout.ipus)
+    ipus = np.array(layout.ipus)
+    can_wait = np.full((stages, stages), not is_buffered)
+    for (writer, _), (reader, _) in layout.links:
+        can_wait[reader, writer] = True  # for values
+        can_wait[writer, reader] = True  # for free slots of a buffer
+    return can_wait & (ipus[:, None] != ipus[None])
+
+
+def _waits_between_stages(trace: TaskTrace, pipeline: int, can_wait: np.ndarray) -> np.ndarray:
+    """Return the cycles that stages of a pipeline wait for others, int64[stages that wait, stages awaited].
+
+    A wait is for the stage whose task ended last before it was over.
+    """
+    stages = len(can_wait)
+    waiting = np.flatnonzero((trace.pipeline == pipeline) & (trace.waited > 0))  # tasks
+    wait_end = (trace.end - trace.busy)[waiting]
+    last_end = np.full((stages, len(waiting)), -1, np.int64)  # of a stage's tasks before each wait was over, or −1
+    for stage in range(stages):
+        ends = np.sort(trace.end[(trace.pipeline == pipeline) & (trace.stage == stage)])
+        number_before = np.searchsorted(ends, wait_end, "right")
+        ends_before = np.concatenate([[-1], ends])[number_before]
+        last_end[stage] = np.where(can_wait[trace.stage[waiting], stage], ends_before, -1)
+    waits = np.zeros((stages, stages), np.int64)
+    has_cause = last_end.max(0, initial=-1) >= 0
+    caused = waiting[has_cause]
+    np.add.at(waits, (trace.stage[caused], last_end[:, has_cause].argmax(0)), trace.waited[caused])
+    return waits
+
+
+def _find_slow_micro_batches(trace: TaskTrace) -> dict[_StageKey, _SlowMicroBatch]:
     """Return, for each stage, the micro-batch with most cycles beyond the median of the others."""
-    slow: dict[tuple[int, int], _Slow] = defaultdict(lambda: (-1, "", 1.0, 0))
+    slow: dict[_StageKey, _SlowMicroBatch] = defaultdict(_SlowMicroBatch)
     if not len(trace):
         return slow
     order = np.lexsort((trace.micro_batch, trace.kind, trace.stage, trace.pipeline))
@@ -278,9 +331,10 @@ def _find_slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], _Slow]:
         median = int(np.median(remaining)) if len(remaining) else int(busy[slowest])
         key = int(trace.pipeline[rows[0]]), int(trace.stage[rows[0]])
         excess = int(busy[slowest]) - median
-        if excess > slow[key][3]:
+        if excess > slow[key].excess_cycles:
             kind = TASK_KINDS[trace.kind[rows[0]]]
-            slow[key] = int(trace.micro_batch[rows[slowest]]), kind, float(busy[slowest] / max(1, median)), excess
+            ratio = float(busy[slowest] / max(1, median))
+            slow[key] = _SlowMicroBatch(int(trace.micro_batch[rows[slowest]]), kind, ratio, excess)
     return slow
 
 
