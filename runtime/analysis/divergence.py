@@ -41,7 +41,7 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.host import CallStream, HostCall
 from ipujax.runtime.tensor import Concat, Tensor, Variable
 
-Differing = dict[Variable, Classes]  # of the variables on which not all replicas agree
+Differing = dict[Variable, Classes]  # the variables on which not all replicas agree: classes of those that do
 
 
 def joins_replicas(program: Program) -> bool:
@@ -74,7 +74,7 @@ def _remote_memory(program: Program, *kinds: type[RemoteIn | RemoteOut]) -> froz
 
 
 def _parts_of(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the parts of a copy of which either side is a concatenation: one copy moves the values of several."""
+    """Cut a copy where either side is a concatenation: its parts move values on which different replicas agree."""
     bounds = {0}
     for tensor in (source, destination):
         if isinstance(tensor.node, Concat) and tensor.node.axis == 0:
@@ -175,15 +175,16 @@ class Divergence:
             self.visit(child, differing)
 
     def loop(self, body: Program, differing: Differing) -> None:
-        """Walk a body any number of times, at least once, until nothing new differs; changes `differing`."""
+        """Walk a body until its values agree as before it: in all iterations of a loop. Changes `differing`."""
         before: Differing | None = None
-        while before != differing:  # classes only split, so this ends
+        while before != differing:  # a fixed point is reached, as classes of replicas only split
             before = dict(differing)
             inner = dict(differing)
             self.visit(body, inner)
             self._join(differing, inner)
 
     def _visit_loop(self, node: Loop, differing: Differing) -> None:
+        """Walk a loop; where replicas may run different numbers of iterations, all that it writes differs."""
         if node.trips == 0:
             return
         if node.test is not None:
@@ -200,6 +201,7 @@ class Divergence:
             self.loop(body, differing)
 
     def _visit_branches(self, node: Branch, differing: Differing) -> None:
+        """Walk all branches from the same state; afterwards replicas agree where they do behind each branch."""
         classes = self._decided(node, differing)
         outcomes = []
         for branch in node.children():
@@ -228,6 +230,7 @@ class Divergence:
         return agreement.common(self._of_variables(tensors, differing), self._replicas)
 
     def _of_variables(self, tensors: Iterable[Tensor], differing: Differing) -> Iterator[Classes]:
+        """Yield the classes of replicas that agree on each variable of tensors; nothing for those on which all do."""
         for variable in (variable for tensor in tensors for variable in tensor.variables()):
             if variable.by_replica:
                 if variable not in self._of_constants:

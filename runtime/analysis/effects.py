@@ -69,6 +69,7 @@ def _in_order(parts: Iterable[Effects]) -> Effects:
 
 
 def _of_leaf(reads: Iterable[Tensor], writes: Iterable[tuple[Tensor, int]]) -> Effects:
+    """Return the effects of a step, which writes some number of the elements of each written tensor."""
     read = frozenset(v for tensor in reads for v in tensor.variables())
     counts: dict[Variable, int] = {}
     for tensor, elements in writes:

@@ -85,6 +85,7 @@ def _variable_frames(program: Program, effects: EffectsOf) -> dict[Variable, Fun
     visited: set[tuple[Program, tuple[Function, ...]]] = set()
 
     def visit(node: Program, chain: tuple[Function, ...]) -> None:
+        """Walk a node inside the functions of `chain`, outermost first."""
         if isinstance(node, Call):
             chain = (*chain, node.function)
             if (node.function.body, chain) in visited:
@@ -131,6 +132,7 @@ class _Scan:
         self.depth = 0
 
     def run(self, program: Program, functions: Mapping[Function, Liveness]) -> Liveness:
+        """Walk the program of the frame; return its liveness, with that of the functions which it calls."""
         self.visit(program)
         self.set_live(())  # closes the intervals of all that is read before it is written
         end = len(self.steps) - 1
@@ -178,6 +180,7 @@ class _Scan:
                 self.step(node)
 
     def step(self, node: Program) -> None:
+        """Walk a step backwards: before it, its operands are live, and variables that it overwrites are not."""
         position = len(self.steps)
         self.steps.append(node)  # type: ignore[arg-type]
         effects = step_effects(node, self.effects)
@@ -191,6 +194,7 @@ class _Scan:
             self.live.setdefault(variable, position)
 
     def loop(self, node: Loop) -> None:
+        """Walk a loop, as one iteration at whose end the operands of the next are live."""
         first = len(self.steps)
         self.depth += 1
         if node.test is None:
@@ -205,6 +209,7 @@ class _Scan:
             self.loops.append((first, len(self.steps) - 1))
 
     def tested_loop(self, loop: Loop, test: Program) -> None:
+        """Walk a loop with a test, which runs before each iteration and once after the last."""
         after = set(self.live)
         test_effects = self.effects(test)
         tested = (
@@ -218,6 +223,7 @@ class _Scan:
         self.visit(test)
 
     def branch(self, node: Branch) -> None:
+        """Walk all branches from what is live behind them; before them, all that any of them reads is live."""
         after = set(self.live)
         before: set[Variable] = set()
         for case in reversed(node.children()):

@@ -212,6 +212,7 @@ class _Local:
 
 
 def _local_part(lines: Sequence[Line], block: np.ndarray) -> _Local:
+    """Return the overlap of operands with block `block` of the mapping, that of each vertex' tile, −1 for none."""
     # Tiles without a block count as block 0 here, and are masked by `is_local`.
     index = np.unravel_index(np.maximum(block, 0), [len(line.block_size) for line in lines])
     ranges, tallies = [], []

@@ -109,7 +109,8 @@ class BlockRows:
         return row * self.cuts[-1] + self.cuts[column + 1]
 
     def tile_of(self, run: np.ndarray) -> np.ndarray:
-        return self.mapping.tiles[self._block_and_row(run)[0]].astype(np.int64)
+        block, _ = self._block_and_row(run)
+        return self.mapping.tiles[block].astype(np.int64)
 
     def rank_of(self, run: np.ndarray) -> np.ndarray:
         block, row = self._block_and_row(run)
@@ -117,6 +118,7 @@ class BlockRows:
         return block * self.size + row * length  # `size` exceeds any block: two blocks are never contiguous
 
     def _block_and_row(self, run: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the block of the mapping that each run is in, and the number of its row in that block."""
         row, column = np.divmod(run, len(self.cuts) - 1)
         block = np.zeros_like(run)
         block_row = np.zeros_like(run)
@@ -212,13 +214,13 @@ def _rows(mapping: Blocked) -> BlockRows:
 @remembered
 def home_table(mappings: tuple[TileMapping, ...]) -> HomeTable:
     """List the home runs of several mappings, one after the other."""
-    runs = [mapping.runs() for mapping in mappings]
-    sizes = [int(lengths.sum()) for _, lengths, _ in runs]
+    intervals = [mapping.runs() for mapping in mappings]
+    sizes = [int(of_mapping.lengths.sum()) for of_mapping in intervals]
     bases = [flat_size(sizes[:number]) for number in range(len(sizes))]
-    start = np.concatenate([starts + base for (starts, _, _), base in zip(runs, bases, strict=True)])
-    length = np.concatenate([lengths for _, lengths, _ in runs])
-    tile = np.concatenate([tiles for _, _, tiles in runs]).astype(np.int64)
-    variable = np.repeat(np.arange(len(runs)), [len(starts) for starts, _, _ in runs])
+    start = np.concatenate([of_mapping.starts + base for of_mapping, base in zip(intervals, bases, strict=True)])
+    length = np.concatenate([of_mapping.lengths for of_mapping in intervals])
+    tile = np.concatenate([of_mapping.tiles for of_mapping in intervals]).astype(np.int64)
+    variable = np.repeat(np.arange(len(intervals)), [len(of_mapping.starts) for of_mapping in intervals])
     order = in_tile_order(tile)
     rank = np.empty_like(start)
     # A position remains free between variables: parts of two are never one fragment.

@@ -148,6 +148,7 @@ def match_subdims(node: Affine, mapping: TileMapping) -> tuple[SubDimAccess, ...
 
 
 def _match_subdim(subdim: SubDim, low: int, moving: dict[int, tuple[int, int]]) -> SubDimAccess | None:
+    """Match a sub-dimension with the dimension that moves it, of those by axis; None where that leaves its range."""
     first = low // subdim.stride % subdim.size
     for axis, (count, stride) in moving.items():
         if subdim.stride <= abs(stride) < subdim.stride * subdim.size:
@@ -159,7 +160,10 @@ def _match_subdim(subdim: SubDim, low: int, moving: dict[int, tuple[int, int]]) 
 
 
 def _touches_next_row(access: SubDimAccess) -> bool:
-    """Check whether a strided index reaches first and last value of a block, so that it touches its next row."""
+    """Check whether a strided index has the first and the last value of some block of the mapping.
+
+    Then the end of a row and the start of the next are neighbours on their tile: one fragment, where counts have two.
+    """
     if access.step == 1:
         return False
     cuts = access.subdim.cuts

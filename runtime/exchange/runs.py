@@ -89,7 +89,10 @@ def _nested_runs(outer: Runs, inner: Runs) -> Runs:
 def _affine_blocks(
     node: Affine, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float
 ) -> list[Runs]:
-    """Cut blocks at rows of a dimension that joins several: a row's end, complete rows, a row's start."""
+    """Cut blocks at rows of a dimension with several strides: a row's end, complete rows, a row's start.
+
+    Such a piece has one stride a dimension, so its runs are a product; arguments as of `block_runs`.
+    """
     axis = next((axis for axis, group in enumerate(node.dims) if len(group) > 1), None)
     if axis is None:  # one stride a dimension: no row to cut at
         strides = [group[0][1] if group else 0 for group in node.dims]
@@ -126,6 +129,7 @@ def _rows(start: np.ndarray, length: np.ndarray, row: int) -> tuple[np.ndarray, 
 def _concat_blocks(
     node: Concat, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float
 ) -> list[Runs]:
+    """Cut blocks at the parts of a concatenation, and list the runs of each piece in its part."""
     axis = node.axis
     runs = list[Runs]()
     for part, low, high in zip(node.parts, node.bounds, node.bounds[1:], strict=False):
@@ -175,7 +179,7 @@ def _list_runs(
 def interval_runs(
     node: Node, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float = inf
 ) -> list[Runs]:
-    """List the runs of intervals [start, start + length) of a view's row-major order, as `block_runs` does."""
+    """List the runs of intervals [start, start + length) of a view's row-major order; arguments as of `block_runs`."""
     if len(block) == 0:
         return []
     if isinstance(node, Reshaped):
@@ -257,6 +261,7 @@ def _concat_intervals(
 
 
 def concat_runs(parts: Sequence[Runs]) -> Runs:
+    """Return all runs of some parts; where one is a sample, those of complete parts count once each."""
     empty = np.zeros(0, np.int64)
     block, start, length = (
         np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in ("block", "start", "length")

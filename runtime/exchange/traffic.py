@@ -310,7 +310,7 @@ def _hashable_view(node: Node, variables: Sequence[Variable]) -> tuple[object, .
 
 
 def _is_in_place(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
-    """Check whether the grid of vertices is the grid of the mapping, block for block and tile for tile."""
+    """Check whether each vertex is where its block is mapped, grid for grid: then nothing is exchanged."""
     tensor = access.tensor
     if not tensor.is_whole_variable or access.dims != tuple(element(number) for number in range(len(group.axes))):
         return False

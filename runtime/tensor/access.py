@@ -141,6 +141,7 @@ def read_node(node: Node, values: Values) -> jax.Array:
 
 
 def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
+    """Read a piece of a variable's array as one static slice, else by a gather, which XLA computes far slower."""
     shape = piece.shape
     if piece.is_whole:
         return _reshape(array, shape)
@@ -224,6 +225,7 @@ def write_node(node: Node, values: Values, new: jax.Array) -> dict[Variable, jax
 
 
 def _write_node(node: Node, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
+    """Write `new` to a view part by part; `updated` has the arrays so far, and changes."""
     if isinstance(node, Affine):
         if piece_covers(node):  # the old value is not read, so it need not exist
             updated[node.variable] = _write_all(node, new)
@@ -253,12 +255,12 @@ def piece_covers(piece: Affine) -> bool:
 
 
 def _write_all(piece: Affine, new: jax.Array) -> jax.Array:
-    """Return the variable's new array when the piece is a permutation of it."""
+    """Return the variable's new array when the piece is a permutation of it: `new` in the order of the variable."""
     if piece.is_whole:
         return _reshape(new, piece.variable.shape)
     plan = slice_plan(piece.variable.shape, piece.offset, piece.dims)
     if plan is None:
-        order = np.argsort(piece.flat_indices(), axis=None)  # the inverse permutation: a gather writes
+        order = np.argsort(piece.flat_indices(), axis=None)  # the inverse permutation: a gather, not a scatter
         return _reshape(_take(_reshape(new, order.shape), order), piece.variable.shape)
     return _reshape(_block(plan, new), piece.variable.shape)
 

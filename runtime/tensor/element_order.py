@@ -84,6 +84,7 @@ class ElementOrder:
         return tuple(parts)
 
     def _split_subdim(self, size: int, stride: int) -> list[tuple[int, int]] | None:
+        """Cut a sub-dimension so that each piece moves one digit of the order; None where it moves part of one."""
         pieces: list[tuple[int, int]] = []
         while stride:
             digit_size, unit = self.digits[self.position(stride)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,14 @@ def pad_tiles(values: np.ndarray, first: int, size: int) -> np.ndarray:
     padded = np.zeros(size, np.int64)
     padded[first : first + len(values)] = values
     return padded
+
+
+class MappedIntervals(NamedTuple):
+    """Flat intervals of a variable on tiles, in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    tiles: np.ndarray
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,11 +79,11 @@ class Blocked:
             counts = counts * np.diff(cut).reshape([-1 if a == axis else 1 for a in range(len(self.cuts))])
         return np.bincount(self.tile.ravel(), counts.ravel(), num_tiles).astype(np.int64)
 
-    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
+    def runs(self) -> MappedIntervals:
+        """Return flat intervals, each on one tile; neighbours may be on one tile too."""
         shape = self.shape
         if prod(shape) == 0:
-            return frozen([], np.int64), frozen([], np.int64), frozen([], np.int32)
+            return MappedIntervals(frozen([], np.int64), frozen([], np.int64), frozen([], np.int32))
         # Dimensions behind the last one that is split are contiguous on their tile: they only scale its cuts.
         last = max((axis for axis, cut in enumerate(self.cuts) if len(cut) > 2), default=-1)
         inner = prod(shape[last + 1 :])
@@ -84,7 +93,7 @@ class Blocked:
         for axis in range(last):
             tiles = np.repeat(tiles, np.diff(self.cuts[axis]), axis)
         lengths = np.broadcast_to(np.diff(cut), (len(rows), len(cut) - 1)).ravel()
-        return (rows[:, None] + cut[:-1]).ravel(), lengths, tiles.ravel()
+        return MappedIntervals((rows[:, None] + cut[:-1]).ravel(), lengths, tiles.ravel())
 
     def _repr_html_(self) -> str:
         return _as_html(
@@ -115,9 +124,9 @@ class Flat:
         lengths = np.diff(np.append(self.starts, self.size))
         return np.bincount(self.tiles, lengths, num_tiles).astype(np.int64)
 
-    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
-        return self.starts, np.diff(np.append(self.starts, self.size)), self.tiles
+    def runs(self) -> MappedIntervals:
+        """Return flat intervals, each on one tile; neighbours may be on one tile too."""
+        return MappedIntervals(self.starts, np.diff(np.append(self.starts, self.size)), self.tiles)
 
     def _repr_html_(self) -> str:
         return _as_html(self, self.size, f"Tile mapping of {self.size:,} elements, in intervals")
@@ -127,6 +136,7 @@ TileMapping = Blocked | Flat
 
 
 def _as_html(mapping: TileMapping, size: int, kind: str) -> str:
+    """Return a table of a mapping for notebooks."""
     tiles = int(mapping.tiles.max(initial=-1)) + 1
     counts = mapping.elements_per_tile(tiles)
     used = counts[counts > 0]

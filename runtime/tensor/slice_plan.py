@@ -104,15 +104,19 @@ def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> Sl
 def _plan_of_dimensions(
     radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int, int]]
 ) -> SlicePlan | None:
-    """Plan with an axis of its own for each sub-dimension; None where two need one axis, or an index carries over."""
+    """Plan the slice of a variable reshaped to `radices`, in which each sub-dimension moves along an axis of its own.
+
+    Args:
+        radices: shape of the reshaped variable; None if there is none.
+        base: lowest flat element of the view.
+        forward: size and stride, above 0, of each sub-dimension.
+
+    Returns:
+        None where two sub-dimensions need one axis, or an index carries over into the next.
+    """
     if radices is None:
         return None
-    weights = []
-    weight = 1
-    for radix in reversed(radices):
-        weights.append(weight)
-        weight *= radix
-    weights.reverse()
+    weights = [prod(radices[axis + 1 :]) for axis in range(len(radices))]  # flat elements from index to index
     starts = [base // w % radix for w, radix in zip(weights, radices, strict=True)]
     counts = [1] * len(radices)
     steps = [1] * len(radices)

@@ -283,6 +283,7 @@ def substitute(tensor: Tensor, table: Substitution) -> Tensor:
 
 
 def _substituted(node: Node, table: Substitution) -> Node:
+    """Return a view of other variables, with the same indices."""
     match node:
         case Affine(variable):
             return replace(node, variable=table.get(variable, variable))

@@ -112,6 +112,7 @@ def elements(node: Node, variables: tuple[Variable, ...]) -> tuple[np.ndarray, n
 
 
 def _list_elements(node: Node) -> Indexed:
+    """Return a view as a list of its elements, for slices and transposes that no other form has."""
     if isinstance(node, Indexed):
         return node
     if prod(node.shape) > _MAX_LISTED:
@@ -166,6 +167,7 @@ def _python_slice(start: int, count: int, step: int) -> slice:
 
 
 def _slice_affine(node: Affine, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
+    """Slice a piece: one piece again, or several where a dimension of several strides is cut inside a row."""
     offset = node.offset
     dims = list(node.dims)
     cut: list[tuple[int, list[tuple[int, Group]]]] = []
@@ -197,6 +199,7 @@ def _outer_product(
 
 
 def _slice_concat(node: Concat, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
+    """Slice the parts of a concatenation that the slice meets."""
     axis = node.axis
     start, count, step = starts[axis], counts[axis], steps[axis]
     parts: list[Node] = []
@@ -285,6 +288,7 @@ def concat_nodes(axis: int, nodes: Sequence[Node]) -> Node:
 
 
 def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
+    """Append a part of a concatenation, joined with those before it where they are one slice of a variable."""
     parts.append(part)
     while len(parts) > 1:  # a merged part may merge with the one before
         last, new = parts[-2:]
@@ -295,6 +299,7 @@ def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
 
 
 def _merge_pieces(a: Affine, b: Affine, axis: int) -> Affine | None:
+    """Return the concatenation of two pieces as one piece; None where it is none."""
     if a.variable is not b.variable or a.is_empty:
         return None
     if a.dims[:axis] != b.dims[:axis] or a.dims[axis + 1 :] != b.dims[axis + 1 :]:

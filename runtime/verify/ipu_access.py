@@ -7,6 +7,7 @@ IPUs, the contiguous runs of all blocks decide.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,22 @@ def cross_ipu(inventory: Inventory) -> Iterator[VerifyError]:
     for connection in inventory.fields():
         if not ipus.is_surely_local(connection.group, connection.access):
             yield from _foreign_elements(ipus, connection)
+
+
+class ForeignElements(NamedTuple):
+    """Runs of memory on other IPUs than that of their vertex, by run.
+
+    Args:
+        vertex: number of the vertex, as `vertex_blocks` lists them.
+        element: first element on another IPU.
+        ipu: that IPU.
+        bases: the flat space of elements.
+    """
+
+    vertex: np.ndarray
+    element: np.ndarray
+    ipu: np.ndarray
+    bases: Bases
 
 
 class IpuLookup:
@@ -69,19 +86,14 @@ class IpuLookup:
         """Return the IPU of a tile."""
         return int(tile) // self._tiles
 
-    def foreign_elements(self, group: VertexGroup, access: Access) -> tuple[np.ndarray, np.ndarray, np.ndarray, Bases]:
-        """Return which vertices touch memory of another IPU through an access.
-
-        Returns:
-            (vertex, element, ipu, bases): by run of memory with such elements the number of its vertex, as
-            `vertex_blocks` lists them, its first element on another IPU, and that IPU; the flat space of elements.
-        """
+    def foreign_elements(self, group: VertexGroup, access: Access) -> ForeignElements:
+        """Return which vertices touch memory of another IPU through an access."""
         variables = access.tensor.variables()
         bases = flat_bases(variables)
         runs = access_runs(group, access, bases)
-        parts = [self._mappings[v].runs() for v in variables]
-        start = np.concatenate([part[0] + bases[v] for v, part in zip(variables, parts, strict=True)])
-        ipu = np.concatenate([part[2] for part in parts]) // self._tiles
+        intervals = [self._mappings[v].runs() for v in variables]
+        start = np.concatenate([part.starts + bases[v] for v, part in zip(variables, intervals, strict=True)])
+        ipu = np.concatenate([part.tiles for part in intervals]) // self._tiles
         # Adjacent intervals of one IPU are joined, so that every run of a sound vertex falls in one interval.
         is_first = np.append(True, ipu[1:] != ipu[:-1])[: len(ipu)]
         start = start[is_first]
@@ -94,19 +106,20 @@ class IpuLookup:
         # A run that begins on its vertex's IPU leaves it where the next interval begins.
         next_start = start[np.minimum(first[bad] + 1, len(start) - 1)]
         element = np.where(begins_elsewhere[bad], runs.start[bad], next_start)
-        return runs.block[bad], element, ipu[np.searchsorted(start, element, side="right") - 1], bases
+        ipu_of_element = ipu[np.searchsorted(start, element, side="right") - 1]
+        return ForeignElements(runs.block[bad], element, ipu_of_element, bases)
 
 
 def _foreign_elements(ipus: IpuLookup, connection: Connection) -> Iterator[VerifyError]:
     """Yield an error for the first element on another IPU that a vertex touches through a field."""
     group = connection.group
-    vertices, elements, memory_ipus, bases = ipus.foreign_elements(group, connection.access)
-    if vertices.size:
-        vertex_ipu = ipus.of_tile(group.tile[group.tile >= 0][vertices[0]])
+    foreign = ipus.foreign_elements(group, connection.access)
+    if foreign.vertex.size:
+        vertex_ipu = ipus.of_tile(group.tile[group.tile >= 0][foreign.vertex[0]])
+        element = element_name(int(foreign.element[0]), foreign.bases)
         yield VerifyError(
             "cross-ipu",
-            f"a vertex on IPU {vertex_ipu} touches {element_name(int(elements[0]), bases)} on IPU {memory_ipus[0]} "
-            f"through {connection}",
+            f"a vertex on IPU {vertex_ipu} touches {element} on IPU {foreign.ipu[0]} through {connection}",
             where=connection.origin,
             expected="memory of its own IPU",
             hint="copy it to the other IPU first",

@@ -34,6 +34,7 @@ def write_race(inventory: Inventory) -> Iterator[VerifyError]:
 
 
 def _within_group(connection: Connection) -> Iterator[VerifyError]:
+    """Yield an error if two vertices of a group write one element through a field, by the form of its indices alone."""
     group = connection.group
     where = connection.origin
     indexed_axes: set[int] = set()
@@ -154,7 +155,11 @@ def _bases(connections: Iterable[Connection]) -> Bases:
 def _runs_in(
     variable: Variable, connections: Iterable[Connection], first_vertices: dict[VertexGroup, int], bases: Bases
 ) -> Runs:
-    """List the runs that vertices touch in one variable; number the vertices of all groups by `first_vertices`."""
+    """List the runs of elements that vertices touch in one variable.
+
+    `first_vertices` has the number of each group's first vertex, and grows: the runs of several calls that share it
+    have one number for one vertex, so that a vertex is told from others that write what it reads.
+    """
     parts = []
     for connection in connections:
         group = connection.group

@@ -67,16 +67,32 @@ def divergent_control(inventory: Inventory) -> Iterator[VerifyError]:
 
 
 def _disagreement(axes: ReplicaAxes, node: Decision, classes: Classes, groups: Sequence[Sequence[int]]) -> VerifyError:
-    """The error of a decision on which replicas of a group that meets inside of it may disagree."""
-    if not axes:
-        kind = type(node).__name__
-        return VerifyError(
-            "divergent-control",
-            f"replicas may disagree at this {kind}, which has steps that all of them must reach",
-            where=node.origin,
-            expected="a value that is the same in all replicas, around host streams and copies between replicas",
-            hint="compute it from constants and broadcast streams, or move the streams and copies outside",
-        )
+    """Return the error of a decision inside of which replicas meet that may disagree on it.
+
+    Args:
+        axes: of the replicas, named for users of JAX; none in a program for Poplar.
+        node: the decision.
+        classes: replicas that agree on it.
+        groups: replicas that meet inside of it.
+    """
+    return _disagreement_along(axes, node, classes, groups) if axes else _disagreement_of_replicas(node)
+
+
+def _disagreement_of_replicas(node: Decision) -> VerifyError:
+    kind = type(node).__name__
+    return VerifyError(
+        "divergent-control",
+        f"replicas may disagree at this {kind}, which has steps that all of them must reach",
+        where=node.origin,
+        expected="a value that is the same in all replicas, around host streams and copies between replicas",
+        hint="compute it from constants and broadcast streams, or move the streams and copies outside",
+    )
+
+
+def _disagreement_along(
+    axes: ReplicaAxes, node: Decision, classes: Classes, groups: Sequence[Sequence[int]]
+) -> VerifyError:
+    """Return the error of a decision on a mesh: it names the axes, and the step at which replicas would meet."""
     names = _axes_apart(axes, classes, groups)
     along = f"{'axis' if len(names) == 1 else 'axes'} {' and '.join(map(repr, names))}"
     subject = "the condition of this loop" if isinstance(node, Loop) else "this choice of a branch"

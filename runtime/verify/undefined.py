@@ -147,6 +147,7 @@ class _Follower:
     def _undefined_reads(
         self, user: Connection | Tensor, tensor: Tensor, state: State, name: str, where: object
     ) -> Iterator[VerifyError]:
+        """Yield an error for the first element of each variable that is read and may not be written yet."""
         for variable in tensor.variables():
             if variable in state and not _is_full(state[variable], variable):
                 touched = self._touched_elements(user, tensor, variable)

@@ -140,6 +140,7 @@ def _find_fault(group: VertexGroup, checked_cuts: set[int]) -> str | None:
 
 
 def _node_types(node: Program) -> Iterator[VerifyError]:
+    """Yield an error if both ends of a transfer, or a decision and its tensor, differ in shape or dtype."""
     pair: tuple[str, str] | None = None
     match node:
         case Copy(source, destination) | CrossReplicaCopy(source, destination):
@@ -207,6 +208,7 @@ def read_only_output(inventory: Inventory) -> Iterator[VerifyError]:
 
 
 def _writer_name(writer: Connection | Program) -> str:
+    """Return the name of a field or a step that writes, as messages have it."""
     match writer:
         case Copy() | CrossReplicaCopy():
             return f"copy {writer.name}"

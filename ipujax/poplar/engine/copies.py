@@ -146,7 +146,7 @@ def _foreign_operands(groups: Sequence[VertexGroup], graph: Graph, ipus: IpuLook
             is_mapped = all(v in graph.mappings for v in access.tensor.variables())
             if not is_mapped or ipus.is_surely_local(group, access):
                 continue
-            vertices = np.unique(ipus.foreign_elements(group, access)[0])
+            vertices = np.unique(ipus.foreign_elements(group, access).vertex)
             if not vertices.size:
                 continue
             if _has_rows(group, access):
