@@ -144,6 +144,7 @@ def _unfit_variables(program: Program, groups_of: GroupsOf, orders: Orders) -> s
 
 
 def _tensors(program: Program, groups_of: GroupsOf) -> Iterator[Tensor]:
+    """Yield all tensors that steps of a program read or write."""
     for node in distinct(program):
         yield from direct_tensors(node)
         if isinstance(node, WholeOperation):

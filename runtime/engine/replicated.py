@@ -251,6 +251,7 @@ class ReplicatedProgram(EngineProgram):
             values.differing = differing_after
 
     def _step(self, step: Program, values: Values, live: Live) -> None:
+        """Run a step: copies between replicas, collectives and divergent control by rules of their own."""
         assert isinstance(values, StackedValues)
         match step:
             case CrossReplicaCopy():
@@ -414,7 +415,7 @@ class ReplicatedProgram(EngineProgram):
     # --- meetings ---
 
     def _call_host(self, call: HostCall, operands: list[jax.Array], values: Values) -> list[jax.Array]:
-        # One replica after the other, in order; of several that share a call, the first.
+        """Call the host for one replica after the other, in order; of several that share a call, for the first."""
         assert isinstance(values, StackedValues)
         sharing = min(call.sharing, self._replicas)
         by_call = []

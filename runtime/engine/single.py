@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,20 @@ class _TracedFunction:
     operands: list[Variable]
     results: list[Variable]
     run: Callable[[State], State]
+
+
+class _LoopCarry(NamedTuple):
+    """Carry of a `while_loop`.
+
+    Args:
+        continues: whether there is another iteration, bool[].
+        trips: iterations so far, int32[].
+        state: arrays of the variables that the loop changes.
+    """
+
+    continues: jax.Array
+    trips: jax.Array
+    state: State
 
 
 class EngineProgram:
@@ -235,6 +249,7 @@ class EngineProgram:
                 raise AssertionError(f"unknown program node {step!r}")
 
     def _move_or_compute(self, step: Execute | Copy, values: Values) -> None:
+        """Copy a tensor, or run the vertex groups of a compute set, or write a reading of the clock in their place."""
         if isinstance(step, Copy):
             values.store(step.destination, values.load(step.source))
             return
@@ -317,6 +332,7 @@ class EngineProgram:
         return variables
 
     def _repeat(self, step: Repeat, values: Values, live: Live) -> None:
+        """Trace a loop as a `scan` whose carry is the variables that it writes and that are read after or in it."""
         if step.count == 1:
             self.run_program(step.body, values, live)
         if step.count <= 1:
@@ -337,6 +353,7 @@ class EngineProgram:
         values.update(zip(variables, state, strict=True))
 
     def _repeat_while(self, step: RepeatWhile, values: Values, live: Live) -> None:
+        """Trace a loop of data as a `while_loop`, and record its trip count for the profile of the run."""
         # The condition runs once before the loop, then at the end of each iteration: the test of a `while_loop` cannot
         # change variables.
         body_and_test = Sequence(step.body, step.condition)
@@ -346,16 +363,16 @@ class EngineProgram:
         self._decide(step, values)
         variables = self._state([body_and_test], live)
 
-        def iteration(state: tuple[jax.Array, jax.Array, State]) -> tuple[jax.Array, jax.Array, State]:
-            inner = values.with_state(variables, state[2])
+        def iteration(carry: _LoopCarry) -> _LoopCarry:
+            inner = values.with_state(variables, carry.state)
             self.run_program(body_and_test, inner, live)
             self._decide(step, inner)
-            return self._continues(step, inner), state[1] + 1, inner.as_carry(variables, values)
+            return _LoopCarry(self._continues(step, inner), carry.trips + 1, inner.as_carry(variables, values))
 
-        start = self._continues(step, values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
-        _, trips, state = lax.while_loop(lambda state: state[0], iteration, start)
-        values.update(zip(variables, state, strict=True))
-        self._record_outcome(step, trips, values)
+        start = _LoopCarry(self._continues(step, values), jnp.zeros((), jnp.int32), [values[v] for v in variables])
+        end = lax.while_loop(lambda carry: carry.continues, iteration, start)
+        values.update(zip(variables, end.state, strict=True))
+        self._record_outcome(step, end.trips, values)
 
     def _decide(self, step: RepeatWhile, values: Values) -> None:
         if self.outside.clock is not None:

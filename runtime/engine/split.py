@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,10 +72,10 @@ def _signature(
     """Return the signature of vertices with the extents `rows`, int64[vertices, dimensions, 4]."""
     offsets = accumulate((len(access.dims) for access in group.accesses), initial=0)
     fields = list(pairwise(offsets))
-    first = rows[0].tolist()
+    first = [_ExtentRow(*row) for row in rows[0].tolist()]  # lengths and pads of all vertices are equal to its
     return Signature(
-        lengths=tuple(tuple(length for _, length, _, _ in first[i:j]) for i, j in fields),
-        pads=tuple(tuple((low, high) for _, _, low, high in first[i:j]) for i, j in fields),
+        lengths=tuple(tuple(row.length for row in first[i:j]) for i, j in fields),
+        pads=tuple(tuple((row.pad_low, row.pad_high) for row in first[i:j]) for i, j in fields),
         starts=tuple(rows[:, i:j, 0] for i, j in fields),
         origins=origins,
         index=index,
@@ -83,20 +83,26 @@ def _signature(
     )
 
 
-# The extent of a block in a dimension is a row of four: start, length, pad_low, pad_high, as in `Extent`.
+class _ExtentRow(NamedTuple):
+    """The extent of one block in a dimension of its tensor, as in `Extent`; a row of four columns in arrays."""
+
+    start: int
+    length: int
+    pad_low: int
+    pad_high: int
 
 
 def _extents_of_one_vertex(group: VertexGroup) -> np.ndarray:
-    """Return `_extents_of_vertices` of a group of one block, many times faster; int64[1, dimensions, 4]."""
+    """Return `_extents_of_vertices` of a group of one block, in plain integers: most groups of the engine have one."""
     rows = [
         _extent_of_dimension(group, dim, size)
         for access in group.accesses
         for dim, size in zip(access.dims, access.tensor.shape, strict=True)
     ]
-    return np.array(rows, np.int64).reshape(1, -1, 4)
+    return np.array(rows, np.int64).reshape(1, -1, 4)  # [vertices, dimensions, columns]
 
 
-def _extent_of_dimension(group: VertexGroup, dim: Dim, size: int) -> tuple[int, int, int, int]:
+def _extent_of_dimension(group: VertexGroup, dim: Dim, size: int) -> _ExtentRow:
     """Return the extent of a dimension where every axis is one block: `dim_extent` in plain integers."""
     low = high = dim.offset
     for term in dim.terms:
@@ -106,12 +112,12 @@ def _extent_of_dimension(group: VertexGroup, dim: Dim, size: int) -> tuple[int, 
     start = min(max(-(-low // dim.divisor), 0), size)
     stop = min(max(high // dim.divisor + 1, start), size)
     if start == stop:
-        return start, 0, high - low + 1, 0
-    return start, stop - start, start * dim.divisor - low, high - (stop - 1) * dim.divisor
+        return _ExtentRow(start, 0, high - low + 1, 0)
+    return _ExtentRow(start, stop - start, start * dim.divisor - low, high - (stop - 1) * dim.divisor)
 
 
 def _extents_of_vertices(group: VertexGroup, index: np.ndarray) -> np.ndarray:
-    """Return the extents of all dimensions of all fields, int64[vertices, dimensions, 4]."""
+    """Return the extents of all dimensions of all fields, int64[vertices, dimensions, columns of `_ExtentRow`]."""
     columns = [_extent_at(extent, index) for access in group.accesses for extent in extents(group, access)]
     return np.stack(columns, axis=1) if columns else np.zeros((len(index), 0, 4), np.int64)
 
