@@ -96,6 +96,7 @@ def bound_of_run(
 
 
 def _least_phases(executable: Executable, runs: Mapping[Program, int]) -> _Phases:
+    """Return the largest of the lower bounds of a run, by phase: no plan is faster than any of them."""
     target = executable.target
     host = _host(executable, runs)
     work_of_target = executable.graph.notes.least_work

@@ -322,18 +322,25 @@ class Removals:
 
     @cached_property
     def _exchange_starts(self) -> np.ndarray:
-        """Cycles to start the exchanges of all steps, int64[steps, num_ipus]."""
+        """Cycles to start the exchanges of all steps, int64[steps, num_ipus]: a part of `SYNCS`, not of their bytes."""
+        costs = [self.executable.costs[node] if isinstance(node, Leaf) else None for node in self.nodes]
+        return np.stack([self._num_exchanges(cost) for cost in costs]) * self.executable.target.exchange_startup_cycles
+
+    def _num_exchanges(self, cost: object) -> np.ndarray:
+        """Return how often each IPU starts an exchange within it in a step, int64[num_ipus]."""
         target = self.executable.target
-        rows = []
-        for node in self.nodes:
-            cost = self.executable.costs[node] if isinstance(node, Leaf) else None
-            starts = np.zeros(target.num_ipus, np.int64)
-            if isinstance(cost, ComputeSetCost | CopyCost):
-                for exchange in [cost.exchange] if isinstance(cost, CopyCost) else [cost.before, cost.after]:
-                    moves = np.asarray((exchange.cycles.reshape(-1, target.tiles_per_ipu) > 0).any(1), np.int64)
-                    starts += pad_tiles(moves, cost.first_ipu, target.num_ipus)
-            rows.append(starts * target.exchange_startup_cycles)
-        return np.stack(rows)
+        number = np.zeros(target.num_ipus, np.int64)
+        match cost:
+            case CopyCost():
+                exchanges = [cost.exchange]
+            case ComputeSetCost():
+                exchanges = [cost.before, cost.after]
+            case _:
+                return number
+        for exchange in exchanges:
+            takes_part = (exchange.cycles.reshape(-1, target.tiles_per_ipu) > 0).any(1)
+            number += pad_tiles(np.asarray(takes_part, np.int64), cost.first_ipu, target.num_ipus)
+        return number
 
     def _costs_of(self, is_spread: bool, is_native: bool, is_fast: bool) -> Mapping[Leaf, object]:
         """Return the costs of leaves without single elements beside others, with native dtypes, or without slow paths.

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -251,23 +251,21 @@ def _count_and_cost(graph: Graph, compute_set: ComputeSet, keys: tuple[object, .
         rearrangement(rows, is_result, window, graph) for rows, is_result in ((reads, False), (writes, True))
     )
     copied_cycles = before.cycles + after.cycles
-    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertex_costs(
-        groups, [part.vertices for part in parts], window, target
-    )
+    of_vertices = _vertex_costs(groups, [part.vertices for part in parts], window, target)
     return ComputeSetCost(
         compute_set,
         0,  # first IPU
-        compact(vertex_cycles + copied_cycles),
+        compact(of_vertices.cycles + copied_cycles),
         compact(copied_cycles),
         compact(after.cycles),
         compact(before.num_bytes + after.num_bytes),
-        compact(active),
-        tuple(by_codelet.items()),
-        by_group,
-        compact(vertices),
+        compact(of_vertices.active),
+        tuple(of_vertices.by_codelet.items()),
+        of_vertices.by_group,
+        compact(of_vertices.vertices),
         exchange_cost([row.traffic for row in reads], window, target),
         exchange_cost([row.traffic for row in writes], window, target),
-        (*slow_paths, *before.slow_paths, *after.slow_paths),
+        (*of_vertices.slow_paths, *before.slow_paths, *after.slow_paths),
     )
 
 
@@ -319,10 +317,30 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     return ExchangeCost(compact(received), compact(sent), compact(receives), compact(sends), compact(cycles))
 
 
+class _VertexCosts(NamedTuple):
+    """Costs of the vertices of a compute set, on the tiles of its window.
+
+    Args:
+        cycles: of each tile, int64[tiles].
+        active: cycles in which workers issue instructions, int64[tiles].
+        by_group: cycles of each group on the slowest tiles.
+        by_codelet: active cycles on all tiles, by the name of the codelet.
+        vertices: number on each tile, int64[tiles].
+        slow_paths: number of a group, reason, cycles of its slowest tile.
+    """
+
+    cycles: np.ndarray
+    active: np.ndarray
+    by_group: tuple[int, ...]
+    by_codelet: Counter[str]
+    vertices: np.ndarray
+    slow_paths: tuple[tuple[int, SlowReason, int], ...]
+
+
 def _vertex_costs(
     groups: Sequence[VertexGroup], parts: Sequence[_GroupCycles], window: Window, target: Target
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray, tuple[tuple[int, SlowReason, int], ...]]:
-    """Return cycles and active cycles by tile, those by group and by codelet, vertices by tile, slow paths."""
+) -> _VertexCosts:
+    """Return the costs of vertices: those of supervisors run one after the other, others share the tile's workers."""
     tiles = window.tiles
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
     tiles_of_groups: list[np.ndarray] = []
@@ -354,7 +372,7 @@ def _vertex_costs(
     # A group that is done earlier takes no time of the compute set, however many tiles it has.
     is_slow = total >= _SLOW_TILE * total.max(initial=0)
     by_group = tuple(int(on_tile[is_slow].sum()) for on_tile in tiles_of_groups)
-    return total, active, by_group, by_codelet, vertices, tuple(slow_paths)
+    return _VertexCosts(total, active, by_group, by_codelet, vertices, tuple(slow_paths))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -392,6 +410,7 @@ def _group_cost(group: VertexGroup, graph: Graph, first_tile: int) -> _CompactGr
 
 
 def _group_cycles(group: VertexGroup, graph: Graph, first_tile: int) -> _GroupCycles:
+    """Return the cycles of the vertices of a group by the formulas of their codelet; tiles count from `first_tile`."""
     codelet = group.codelet
     target = graph.target
     shapes = block_shapes(group)

@@ -266,9 +266,10 @@ def _distinct_vertices(group: VertexGroup, window: Window, graph: Graph) -> _Ver
 
 
 def compute_set_cycles(counts: ComputeSetCounts, machines: Machines) -> ComputeSetCycles:
-    """Return the cycles of a compute set on each IPU of machines that differ in constants."""
-    is_array = all(each.codelet.costed_by == "arrays" for each in counts.vertices)
-    if is_array:
+    """Return the cycles of a compute set on each IPU of machines that differ in constants: for sweeps over machines."""
+    # Formulas of the library compute all machines at once, those of users one target after the other.
+    takes_arrays = all(each.codelet.costed_by == "arrays" for each in counts.vertices)
+    if takes_arrays:
         compute = machines.evaluate(counts.compute_cycles, counts.rows)
     else:
         compute = machines.evaluate_each(lambda target: counts.compute_cycles(target)[:, 0])
