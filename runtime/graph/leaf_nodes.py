@@ -44,6 +44,7 @@ class Execute(Leaf):
 
 
 def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
+    """Refuse a copy between tensors of different shape or dtype; `name` is that of its kind."""
     a = copy.source
     b = copy.destination
     if a.shape != b.shape or a.dtype != b.dtype:

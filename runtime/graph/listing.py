@@ -198,6 +198,7 @@ class _Writer:
         return self._view_text(tensor.node)
 
     def _view_text(self, node: Node) -> str:
+        """Return the text of a view, the views inside of it in brackets."""
         match node:
             case Affine():
                 return self._affine(node)

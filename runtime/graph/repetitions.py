@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import NamedTuple
 
 from ipujax.runtime.graph.codelet import Repetition
 from ipujax.runtime.graph.vertex_group import Access, VertexGroup
@@ -28,37 +29,52 @@ def repetitions(group: VertexGroup) -> tuple[Repetition | None, ...]:
     return tuple(_repetition_of(group, access, index_axes) for access in group.accesses)
 
 
+class _Factor(NamedTuple):
+    """A factor of the index space of vertices, as an operand has it.
+
+    Args:
+        size: number of indices.
+        is_repeated: whether the operand has equal elements along it.
+        missing_axis: the axis, if the operand has no dimension along it; else None.
+    """
+
+    size: int
+    is_repeated: bool
+    missing_axis: int | None
+
+
 def _repetition_of(group: VertexGroup, access: Access, index_axes: list[int]) -> Repetition | None:
-    factors = [factor for factor in _factors(group, access, index_axes) if factor[0] > 1]
-    if all(is_repeated for _, is_repeated, _ in factors):
+    """Return how an operand repeats by its innermost factors: elements in rows, or whole rows; None for neither."""
+    factors = [factor for factor in _factors(group, access, index_axes) if factor.size > 1]
+    if all(factor.is_repeated for factor in factors):
         return None  # a scalar, which is loaded once
     repeated = _leading(factors, is_repeated=True)
-    row = prod(size for size, _, _ in repeated)
+    row = prod(factor.size for factor in repeated)
     if row > 1:
-        axes = {axis for _, _, axis in repeated}
+        axes = {factor.missing_axis for factor in repeated}
         return Repetition("elements", row, () if None in axes else tuple(sorted(a for a in axes if a is not None)))
     distinct = _leading(factors, is_repeated=False)
-    return Repetition("rows", prod(size for size, _, _ in distinct)) if 0 < len(distinct) < len(factors) else None
+    return Repetition("rows", prod(factor.size for factor in distinct)) if 0 < len(distinct) < len(factors) else None
 
 
-def _leading(factors: list[tuple[int, bool, int | None]], is_repeated: bool) -> list[tuple[int, bool, int | None]]:
+def _leading(factors: list[_Factor], is_repeated: bool) -> list[_Factor]:
     """Return the first factors that are all repeated, or none of them."""
-    other = next((n for n, (_, repeated, _) in enumerate(factors) if repeated != is_repeated), len(factors))
+    other = next((n for n, factor in enumerate(factors) if factor.is_repeated != is_repeated), len(factors))
     return factors[:other]
 
 
-def _factors(group: VertexGroup, access: Access, index_axes: list[int]) -> Iterator[tuple[int, bool, int | None]]:
-    """Yield size, whether the operand repeats along it, and the axis if it lacks that, innermost first."""
+def _factors(group: VertexGroup, access: Access, index_axes: list[int]) -> Iterator[_Factor]:
+    """Yield the factors of an operand, innermost first."""
     node = access.tensor.node
     dims = {term.axis: number for number, dim in enumerate(access.dims) for term in dim.terms if term.unit == "element"}
     for axis in reversed(index_axes):
         extent = group.axes[axis].extent
         if axis not in dims:
-            yield extent, True, axis
+            yield _Factor(extent, True, axis)
         elif isinstance(node, Affine) and access.tensor.shape[dims[axis]] == extent:
-            yield from ((size, stride == 0, None) for size, stride in reversed(node.dims[dims[axis]]))
+            yield from (_Factor(size, stride == 0, None) for size, stride in reversed(node.dims[dims[axis]]))
         else:
-            yield extent, False, None
+            yield _Factor(extent, False, None)
 
 
 def _index_axes(group: VertexGroup) -> list[int]:

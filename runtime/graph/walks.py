@@ -33,7 +33,11 @@ def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
 
 
 def fold(combine: Callable[[Program, list[Value]], Value]) -> Callable[[Program], Value]:
-    """Return a function of a program that combines each node, once, with the values of its children, in order."""
+    """Return a function that computes a value of a program from those of its children, once for each node.
+
+    Args:
+        combine: returns the value of a node from the node and the values of its children, in order.
+    """
     cached: dict[Program, Value] = {}  # by identity, and for the life of the returned function
 
     def value(program: Program) -> Value:
@@ -58,6 +62,7 @@ def run_counts(program: Program, *, into_calls: bool = True) -> Counter[Program]
 
 
 def _children_first(program: Program, into_calls: bool) -> list[Program]:
+    """Return every node of a program once, each behind its children; bodies of functions only `into_calls`."""
     order: dict[Program, None] = {}
 
     def visit(node: Program) -> None:

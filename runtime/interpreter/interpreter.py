@@ -217,6 +217,7 @@ class _Machine(Runner):
         return self._remote.setdefault(memory, np.zeros(memory.shape, memory.dtype))
 
     def _remote_in(self, step: RemoteIn) -> None:
+        """Load a remote buffer, or the rows that `offset` names, to tiles."""
         array = self._buffer_array(step.buffer)
         value = array
         if step.offset is not None:
@@ -228,6 +229,7 @@ class _Machine(Runner):
         self.store(step.destination, value, step)
 
     def _remote_out(self, step: RemoteOut) -> None:
+        """Store a tensor to a remote buffer, or to the rows that `offset` names."""
         array = self._buffer_array(step.buffer)
         value = self.load(step.source, step)
         if step.offset is None:

@@ -307,17 +307,31 @@ def list_messages(graph: Graph, group: VertexGroup, number: int, results: bool) 
     # Of results vertices send to owners, the tiles that elements are mapped to; of operands owners send to vertices.
     access = group.accesses[number]
     demand = access_demand(group, access, graph.target.num_tiles)
-    which, element, owner, vertex = _elements_of_others(
-        demand, access.tensor.variables(), mappings_of(access.tensor, graph)
-    )
-    source, destination = (vertex, owner) if results else (owner, vertex)
-    return Messages(access.tensor.variables(), which, element, source, destination)
+    remote = _elements_of_others(demand, access.tensor.variables(), mappings_of(access.tensor, graph))
+    source, destination = (remote.demanding, remote.owner) if results else (remote.owner, remote.demanding)
+    return Messages(access.tensor.variables(), remote.which, remote.element, source, destination)
+
+
+class _RemoteElements(NamedTuple):
+    """Elements that a tile demands and another owns, int64[n] each.
+
+    Args:
+        which: number of the variable.
+        element: flat element of it.
+        owner: tile that the element is mapped to.
+        demanding: tile of the vertex.
+    """
+
+    which: np.ndarray
+    element: np.ndarray
+    owner: np.ndarray
+    demanding: np.ndarray
 
 
 def _elements_of_others(
     demand: Demand, variables: tuple[Variable, ...], mappings: tuple[TileMapping, ...]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return variable number, flat element, owner and demanding tile of all elements that another tile owns."""
+) -> _RemoteElements:
+    """Return all elements that a tile demands and another owns."""
     pieces = cut_at_homes(demand.runs, mappings)
     tiles = np.flatnonzero(demand.block_of_tile >= 0)
     block = demand.block_of_tile[tiles]
@@ -333,4 +347,4 @@ def _elements_of_others(
     flat = pieces.start[piece][row] + within
     bases = np.array(list(flat_bases(variables).values()))
     which = np.searchsorted(bases, flat, side="right") - 1
-    return which, flat - bases[which], pieces.home[piece][row], tile[row]
+    return _RemoteElements(which, flat - bases[which], pieces.home[piece][row], tile[row])

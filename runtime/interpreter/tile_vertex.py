@@ -138,7 +138,7 @@ def run_vertex(vertex: Vertex, memory: TileMemory, races: RaceLog, views: Views)
 
 
 def _check_in_place(vertex: Vertex, views: Views) -> None:
-    """Refuse a vertex that reads elements which it writes through a field of another region."""
+    """Refuse a vertex that reads elements which it writes through a field of another region: their order is not set."""
     connections = list(zip(vertex.group.codelet.fields, vertex.group.accesses, strict=True))
     for read in (access for f, access in connections if f.is_read):
         for written in (access for f, access in connections if f.is_written):
