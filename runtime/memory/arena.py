@@ -117,6 +117,7 @@ def _buffer_items(owner: Owner, occupancy: Occupancy) -> list[Item]:
 def _chips_of_frame(
     owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]
 ) -> list[Chip]:
+    """Return the packing problem of each IPU for a frame: the items that share memory on its tiles."""
     target = occupancy.target
     items = [*_frame_items(owner, occupancy, arenas, wide), *_buffer_items(owner, occupancy)]
     chips = []

@@ -181,7 +181,7 @@ def _peak_steps(occupancy: Occupancy, tiles: np.ndarray) -> list[str]:
     names: dict[int, str] = {}
     for position in set(positions):
         step: Step | None = steps[position] if steps else None
-        names[position] = step_name(step)[0]
+        names[position] = step_name(step).name
     return [names[position] for position in positions]
 
 

@@ -136,6 +136,7 @@ class Occupancy:
         return self._buffers[step]
 
     def _find_buffers(self, step: Step) -> Iterator[Piece]:
+        """Yield the buffers of a compute set's exchanges and rearrangements; those of a fallback spread over tiles."""
         cost = self._costs.get(step) if isinstance(step, Execute) else None
         if not isinstance(cost, ComputeSetCost):
             return
@@ -208,6 +209,7 @@ class Occupancy:
         return [*self.buffers(step), *(piece for function in functions for piece in self._pieces_at_peak(function))]
 
     def _find_peak(self, owner: Owner, frame: Liveness) -> Peak:
+        """Walk the steps of a frame; return the most bytes of each tile, their categories, and the step of that."""
         tiles = self.tiles_of(owner)
         live_bytes = np.zeros(len(tiles), np.int64)  # of variables at the current step
         by_category = {name: np.zeros(len(tiles), np.int64) for name in LIVE}

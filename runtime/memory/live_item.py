@@ -116,18 +116,25 @@ def readable_item(name: str) -> str:
     return f"<{kind}: {readable_name(step)}>"
 
 
-def step_name(step: Step | None) -> tuple[str, Origin]:
-    """Return the name and the origin of a step."""
+class StepName(NamedTuple):
+    """The name of a step in reports of memory, and its origin."""
+
+    name: str
+    origin: Origin
+
+
+def step_name(step: Step | None) -> StepName:
+    """Return the name of a step; None is no step."""
     match step:
         case None:
-            return "nothing", Origin()
+            return StepName("nothing", Origin())
         case Decision():
-            return "a decision", step.origin
+            return StepName("a decision", step.origin)
         case WriteUndef():
-            return "a write of undefined values", Origin()
+            return StepName("a write of undefined values", Origin())
         case Call(function):
-            return function.name, Origin()
-    return step.label, step.shown_origin
+            return StepName(function.name, Origin())
+    return StepName(step.label, step.shown_origin)
 
 
 def role_of_variable(occupancy: Occupancy, variable: Variable) -> str:

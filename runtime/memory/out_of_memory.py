@@ -107,6 +107,7 @@ def _worst(lacking: Mapping[str, np.ndarray]) -> tuple[str, int]:
 
 
 def _at_peak(report: MemoryReport, kind: str, tile: int) -> tuple[str, Origin, tuple[LiveItem, ...]]:
+    """Return the step at the peak of a tile, its origin, and the items there; of code alone if that is the problem."""
     step, origin, items = report.at_peak(tile)
     if kind == "memory for code":
         items = tuple(item for item in items if item.category in CODE)
@@ -119,7 +120,8 @@ def _suggestions(report: MemoryReport) -> Iterator[tuple[str, str]]:
     kind, worst = _worst(lacking)
     if kind == "memory for code":
         return _for_code(report)
-    return _for_memory(report, worst, _at_peak(report, kind, worst)[2], int(lacking[kind][worst]))
+    _, _, items = _at_peak(report, kind, worst)
+    return _for_memory(report, worst, items, int(lacking[kind][worst]))
 
 
 def _larger_machine(report: MemoryReport) -> str:

@@ -305,6 +305,7 @@ def _compute_set_work(cost: ComputeSetCycles, target: Target) -> np.ndarray:
 
 
 def _copy_work(cost: CopyCycles, target: Target) -> np.ndarray:
+    """Return the work of a copy on each IPU: in global exchange on those that exchange with others, else in its own."""
     ports, copying = cost.ports, cost.copying
     if cost.flows is None or cost.links is None:
         sync = sync_cycles((ports > 0) | (copying > 0), target)

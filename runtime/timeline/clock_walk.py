@@ -172,6 +172,7 @@ class Walk:
     def _run_loop(
         self, node: Loop, parts: tuple[Program, ...], clocks: Clocks, times: int, caller: Origin
     ) -> Iterator[TimelineStep]:
+        """Run a loop of `parts`: yield it as one step, or its first iterations step by step and the others as one."""
         count = self.control.trip_count(node, clocks)
         if count == 0:
             return
@@ -187,14 +188,17 @@ class Walk:
     def _whole_loop(
         self, node: Loop, parts: tuple[Program, ...], count: int, clocks: Clocks, times: int, caller: Origin
     ) -> TimelineStep:
-        """Run `parts` in order, `count` times: the first iteration step by step, the others as a matrix power."""
+        """Run `parts` in order, `count` times: the first iteration step by step, the others as a matrix power.
+
+        `times` is the number of runs of the loop itself for which this one stands.
+        """
         before = clocks.of_ipus.copy()
         # Recorded control may differ in each iteration. Other work is counted for all iterations in the first visit.
         is_recorded = any(map(self.control.is_recorded, parts))
-        runs = times if is_recorded else times * count
-        children = tuple(self._iteration(parts, clocks, runs, caller))
+        times_of_first = times if is_recorded else times * count
+        children = tuple(self._iteration(parts, clocks, times_of_first, caller))
         if is_recorded:
-            self._run_recorded(parts, count - 1, clocks, runs, caller)
+            self._run_recorded(parts, count - 1, clocks, times, caller)
         elif count > 1:
             clocks.state[:] = maxplus.apply_power(self._matrix(node, parts), count - 1, clocks.state)
         ipus = tuple(sorted({ipu for child in children for ipu in child.ipus}))

@@ -83,7 +83,7 @@ class CycleCounter:
             arrays.update(write(access.tensor, arrays, counts))
 
     def _add_rounds(self, program: Program) -> None:
-        # The engine computes the result of a collective at once, without its rounds.
+        """Account for the rounds of a collective, which the engine does not run: it computes the result at once."""
         if isinstance(program, Repeat):
             for _ in range(program.count):
                 self._add_rounds(program.body)

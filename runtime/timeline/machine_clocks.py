@@ -64,7 +64,11 @@ class MachineClocks:
         return np.zeros((self.rows, columns, self.machines), dtype)
 
     def _run_part(self, program: Program, state: np.ndarray) -> None:
-        """Advance `state`, [rows, columns, machines], in place, over one run of a part of the program."""
+        """Advance `state` in place over one run of a part of the program.
+
+        `state` has a row for each clock, of an IPU or a buffer slot, and a column for each combination of clocks at the
+        start: one for a run, all for the max-plus matrix of a function; [rows, columns, machines].
+        """
         match program:
             case Call(function):
                 self._run_call(function, state)

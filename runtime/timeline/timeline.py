@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -137,9 +138,17 @@ def spans_of(walk: Walk, max_steps: int = MAX_STEPS) -> Spans:
     return _to_columns(_merge_neighbours(rows, max_steps), walk.num_ipus)
 
 
+class _LeafWork(NamedTuple):
+    """Work of a leaf, int64[num_ipus, 5], the sum of it, and cycles of transfers on I/O tiles, int64[num_ipus]."""
+
+    work: np.ndarray
+    busy_cycles: int
+    transfer_cycles: np.ndarray | None  # None without transfers
+
+
 @dataclass(slots=True)
 class _Row:
-    """One step: its IPUs, the start and end of each, its work and its transfers on I/O tiles."""
+    """One step of the spans: its IPUs, the start and end of each, its work and its transfers on I/O tiles."""
 
     node: Program
     ipus: tuple[int, ...]
@@ -178,28 +187,28 @@ class _SpareSteps:
 
 
 class _Rows:
-    """Rows of the steps of a walk; what all runs of a leaf have in common is computed once."""
+    """Rows of the steps of a walk; the work of a leaf, equal in all its runs, is computed once."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
-        self._of_leaves: dict[Program, tuple[np.ndarray, int, np.ndarray | None]] = {}
+        self._leaf_works: dict[Program, _LeafWork] = {}
 
     def row(self, step: TimelineStep) -> _Row:
-        """Return the row of a leaf, or of further iterations of a loop."""
+        """Return the row of one run of a leaf, or of further iterations of a loop, which are one step with sums."""
         times = step.program, step.ipus, step.starts, step.ends
         if (sums := step.sums) is not None:
             transfer_cycles = sums.overlapped if sums.overlapped.any() else None
-            return _Row(*times, sums.work, int(sums.work.sum()), transfer_cycles, (), step.repeats)
-        if step.program not in self._of_leaves:
-            self._of_leaves[step.program] = self._of_leaf(self._walk.steps[step.program])
-        return _Row(*times, *self._of_leaves[step.program], ((step.program, step.caller),))
+            busy_cycles = int(sums.work.sum())
+            return _Row(*times, sums.work, busy_cycles, transfer_cycles, members=(), iterations=step.repeats)
+        if step.program not in self._leaf_works:
+            self._leaf_works[step.program] = self._leaf_work(self._walk.steps[step.program])
+        return _Row(*times, *self._leaf_works[step.program], members=((step.program, step.caller),))
 
-    def _of_leaf(self, step: ClockStep) -> tuple[np.ndarray, int, np.ndarray | None]:
-        """Return the work of a leaf, the sum of that, and the cycles of its transfers."""
+    def _leaf_work(self, step: ClockStep) -> _LeafWork:
         transfer_cycles = np.zeros(self._walk.num_ipus, np.int64)
         for _, ipu, cycles in step.transfers:
             transfer_cycles[ipu] += cycles
-        return step.work, int(step.work.sum()), transfer_cycles if transfer_cycles.any() else None
+        return _LeafWork(step.work, int(step.work.sum()), transfer_cycles if transfer_cycles.any() else None)
 
 
 def _merge_rows(rows: list[_Row]) -> _Row:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,17 +46,26 @@ def interval_ends(target: Target) -> dict[str, tuple[float, float]]:
     return {name: (low, high) for name, (low, high) in intervals.items() if low < high}
 
 
-def works_of_constants(
-    executable: Executable, factors: Mapping[str, Sequence[float]]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield constant, work as it is and work with it at each of its values, not rounded.
+class ChangedWork(NamedTuple):
+    """Work of all steps with a constant at other values.
+
+    Args:
+        name: of the constant.
+        work: with the constant as it is, float[steps, num_ipus, 5].
+        changed: with each of its values, float[values, steps, num_ipus, 5].
+    """
+
+    name: str
+    work: np.ndarray
+    changed: np.ndarray
+
+
+def works_of_constants(executable: Executable, factors: Mapping[str, Sequence[float]]) -> Iterator[ChangedWork]:
+    """Yield the work of a program with each constant changed alone, not rounded.
 
     Args:
         executable: the compiled program.
         factors: values of each constant, over that of the executable's machine.
-
-    Yields:
-        name, float[steps, num_ipus, 5], float[len(factors[name]), steps, num_ipus, 5].
     """
     names = list(factors)
     most_values = max(map(len, factors.values()), default=1)
@@ -65,7 +75,7 @@ def works_of_constants(
         work = _work_on_machines(executable, chosen)
         first = 1
         for name, values in chosen.items():
-            yield name, work[0], work[first : first + len(values)]
+            yield ChangedWork(name, work[0], work[first : first + len(values)])
             first += len(values)
 
 
