@@ -97,6 +97,7 @@ class Memory:
         return value
 
     def _add_entry(self, key: Hashable, entry: _Entry) -> None:
+        """Add an entry and its bytes, each array once for all entries that have it; drop old ones beyond the limit."""
         with self._lock:
             # Another thread may have added the key in the meantime.
             if self._entries.setdefault(key, entry) is not entry:
@@ -208,7 +209,7 @@ class ValueStore(Protocol):
         """Return the value of a key, from `compute` if the store has no valid one of type `kind`."""
 
 
-_store: ContextVar[ValueStore | None] = ContextVar("store", default=None)
+_store: ContextVar[ValueStore | None] = ContextVar("store", default=None)  # on disk, while a program is compiled
 
 
 @contextmanager
@@ -222,12 +223,12 @@ def values_stored_in(store: ValueStore) -> Iterator[None]:
 
 
 def recall_stored(key: Hashable, compute: Callable[[], Value], kind: Any, is_valid: Callable[[Value], bool]) -> Value:
-    """Return the value of a key, from memory, else from the store of the context, else from `compute`.
+    """Return the value of a key, from memory, else from the store of `values_stored_in`, else from `compute`.
 
     Args:
         key: all that the value depends on.
-        compute: of the value.
-        kind: type of the value, annotated to its last field: a store has nothing else to build it from.
+        compute: computes the value.
+        kind: annotated type of the value, down to its last field: a store builds the value by it from a file.
         is_valid: whether a value of the type can be that of the key; a store may have any.
     """
     value: Value = _memory.find(key)

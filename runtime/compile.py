@@ -270,6 +270,7 @@ def compile(
 def _compile_checked(
     graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]
 ) -> Executable:
+    """Verify and cost a program, pack its memory and advance its clocks, each step timed and logged; see `compile`."""
     timings = dict[str, float]()
     graph = graph_on(graph, graph.target)
     effects = EffectsOf(graph)
@@ -412,7 +413,7 @@ def held_graph(graph: Graph, machine: Target) -> Graph:
 
 
 def graph_on(graph: Graph, target: Target) -> Graph:
-    """Return a copy of a graph with another target."""
+    """Return a copy of a graph with another target: to cost it elsewhere, or so that later changes do not reach it."""
     # Tables and lists are copied; variables, mappings and vertex groups are frozen, and shared.
     copy = Graph(target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles, graph.planned_tile_bytes)
     copy.variables = list(graph.variables)
@@ -426,6 +427,7 @@ def graph_on(graph: Graph, target: Target) -> Graph:
 
 
 def _check_streaming_memory(graph: Graph, program: Program) -> None:
+    """Refuse a program whose remote buffers do not fit in the streaming memory of its IPUs."""
     available_bytes = graph.target.streaming_memory_bytes * graph.target.num_ipus
     needed = _streaming_bytes(graph, program)
     if sum(needed.values()) > available_bytes:
@@ -448,6 +450,7 @@ def _streaming_bytes(graph: Graph, program: Program) -> dict[Variable, int]:
 
 
 def _check_trip_counts(program: Program, options: Options) -> None:
+    """Refuse trip counts of loops that the program lacks: they would be ignored."""
     names = [name for loop in while_names(program).values() for name in loop]
     for name in options.trip_counts:
         if name not in names:

@@ -67,6 +67,7 @@ class ProgramCounts:
 
     @cached_property
     def _leaves(self) -> Mapping[Leaf, Counted]:
+        """The cycles of each leaf as a function of machines, and by how many IPUs they are moved."""
         executable = self._executable
         leaves: dict[Leaf, Counted] = {}
         copies = CopyCosts(executable.graph)

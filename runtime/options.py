@@ -155,6 +155,7 @@ FIGURES_OF_OPERATIONS = (
 
 
 def _checked_metrics(metrics: Any) -> Mapping[str, Callable[[Any], float]]:
+    """Return a user's metrics, read-only; refuse names that reports have already, and values that are no functions."""
     if not isinstance(metrics, Mapping):
         expected = "name to function, as {'pJ': lambda op: 0.6 * op.flops}"
         raise ArgumentError("Options.metrics must be a mapping", expected=expected, got=type(metrics).__name__)

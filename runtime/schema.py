@@ -100,6 +100,7 @@ def _tasks(data: Any) -> bool:
 
 
 def _program_ids(data: Any) -> bool:
+    """Return whether no program is inside itself, by its children and the functions that it calls."""
     programs = data["graph"]["programs"]
     functions = data["graph"]["functionPrograms"]
     # Views walk programs by id: a program inside itself would make them walk for ever.

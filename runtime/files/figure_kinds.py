@@ -125,6 +125,7 @@ class Runs(Kind):
     length: str
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
+        """Refuse another text, too many numbers, and numbers that are not of their kind; none of them is listed."""
         check_type(value, str, "runs of numbers", path)
         try:
             numbers, counts = values_and_counts(value)
@@ -211,6 +212,7 @@ class Tree(Kind):
     depth: int
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
+        """Refuse a node of another kind, and nodes that are too deep."""
         # Level by level: a recursion would depend on the depth of a file, which is not checked yet.
         level = [(value, path)]
         for _ in range(self.depth):

@@ -127,6 +127,8 @@ def _marked(annotation: Any, mark: Kind | Length) -> FieldType:
 
 
 def _or_null(of: FieldType) -> FieldType:
+    """Return the type of a field that may also be None, null in files."""
+
     def to_data(value: Any) -> Any:
         return None if value is None else of.to_data(value)
 

@@ -70,6 +70,14 @@ def _stat(path: FilePath) -> os.stat_result | None:
 
 
 def _replace_file(place: str, content: bytes, mode: int | None, is_synced: bool) -> None:
+    """Write a file beside the place and move it there: readers see the old content or all of the new one.
+
+    Args:
+        place: path without links.
+        content: of the file.
+        mode: permissions; None for those of a new file.
+        is_synced: whether the content is on the disk when this returns.
+    """
     folder = os.path.dirname(place)
     unfinished = os.path.join(folder, f".{uuid.uuid4().hex}.ipujax-part")
     try:

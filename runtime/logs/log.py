@@ -72,6 +72,7 @@ class _Line:
                 self._width = 0
 
     def _draw_until_over(self) -> None:
+        """Draw the line again and again, in a thread; programs that compile fast never show it."""
         wait = WAIT_SECONDS
         while not self._is_over.wait(wait):
             wait = _EVERY_SECONDS
@@ -171,6 +172,7 @@ def write_line(line: str) -> None:
 
 
 def _parse_config(config: str) -> dict[str, int]:
+    """Return the levels by module of a variable of the environment, which is JSON or the path of a file of it."""
     is_inline = config.lstrip().startswith("{")
     try:
         levels = json.loads(config if is_inline else Path(config).read_text(encoding="utf-8"))
@@ -252,6 +254,7 @@ class Log:
         return logging.getLogger(f"ipujax.{self.module}")
 
     def _log(self, level: int, text: str, args: tuple[object, ...]) -> None:
+        """Write a line to the handlers of the host program, and to the destination that the environment names."""
         threshold = requested_level(self.module)
         to_host = self._reaches_host(level, threshold)
         to_destination = threshold is not None and level >= threshold

@@ -137,6 +137,7 @@ def _children(node: LayerNode) -> list[LayerNode]:
 
 
 def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
+    """Return the HTML id of each listed line with costs, by number of the line and path, or name, of its file."""
     used_ids: set[str] = set()
     ids: dict[tuple[str, int], str] = {}
     for file in listed_files(files):
@@ -149,6 +150,7 @@ def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
 
 
 def _layer_ids(root: LayerNode) -> dict[str, str]:
+    """Return the HTML id of each of the costliest layers, by its path."""
     used_ids: set[str] = set()
     ids: dict[str, str] = {}
     nodes = list[LayerNode]()

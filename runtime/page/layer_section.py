@@ -73,6 +73,7 @@ def _layer_table(root: LayerNode, anchors: Anchors) -> DataTable:
 
 
 def _head(parts: list[str], limiting_ipu: int) -> Markup:
+    """Return the names of the columns of the tree of layers."""
     return tag(
         "div",
         tag("span", "layer", class_="name"),
@@ -98,6 +99,7 @@ def _icicle(root: LayerNode, anchors: Anchors, figure: str, unit: str) -> Markup
 
 
 def _rectangle(node: LayerNode, parent: int, total: int, level: int, anchors: Anchors, figure: str) -> Markup:
+    """Draw a layer with the layers inside it below; `parent` and `total` are the figure around it and of all layers."""
     amount = getattr(node, figure)
     share = amount / total
     if share < _MIN_SHARE:
@@ -120,6 +122,7 @@ def _lines(node: LayerNode, anchors: Anchors) -> Markup:
 
 
 def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: Anchors) -> Markup:
+    """Return the row of a layer, which opens to the rows of the layers inside it."""
     # Nothing instead of zeros: the rows that have a part stand out.
     shares = [f"{node.parts[part] / max(1, total):.1%}" if node.parts[part] else "" for part in parts]
     by_part = [tag("span", share, class_="share") for share in shares]

@@ -166,7 +166,8 @@ def _data(view: MemoryView) -> dict[str, Any]:
 def _chips(view: MemoryView) -> Any:
     """Draw all chips of a replica in a figure, numbered if there are several."""
     models = bokeh("models")
-    height = 60 + 11 * max(view.chip_origin(ipu)[1] + view.rows + 3 for ipu in range(view.num_ipus))
+    tops = [top for _, top in map(view.chip_origin, range(view.num_ipus))]
+    height = 60 + 11 * (max(tops) + view.rows + 3)
     figure = chart("chip", "", "", min(900, max(180, height)), "hover,tap,pan,wheel_zoom")
     mapper = models.LinearColorMapper(AMOUNTS, low=0, high=view.bytes_per_tile, high_color=OVER)
     mapper.nan_color = "rgba(0, 0, 0, 0)"  # cells without a tile
@@ -260,6 +261,7 @@ def _range_table(view: LivenessView) -> DataTable:
 
 
 def _liveness(view: LivenessView) -> Any:
+    """Draw the live bytes of all tiles at each step, with a cursor at which the page lists the variables."""
     models = bokeh("models")
     steps = np.arange(len(view.live_bytes))
     figure = chart("liveness", "step of the program", "live bytes, all tiles", 280)

@@ -59,6 +59,7 @@ def _language_note(cycles: Mapping[str, int]) -> str:
 
 
 def _table(rows: Sequence[OperationRow], anchors: Anchors) -> DataTable:
+    """Return the table of operations, with links to their lines, layers and first slices of the trace."""
     parts = [row.layer.removeprefix(row.layer_path).removeprefix(", ") for row in rows]
     columns = (
         Column("Operation", "text", [row.name for row in rows]),

@@ -92,6 +92,7 @@ def program_section(root: ProgramNode, anchors: Anchors) -> Section:
 
 
 def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup:
+    """Return the row of a part of the program, which opens to the rows of its first children."""
     label = join_markup(
         [
             tag("span", f"{node.cycles:,}", class_="cycles"),

@@ -95,6 +95,7 @@ def fullest_tile(view: MemoryView, items: DataTable) -> Markup:
 
 
 def _over_time(view: MemoryView) -> Markup:
+    """Return the place of the chart of the fullest tile's bytes at each step, and its sentence."""
     live = view.live
     if not live.steps:
         return sentence(f"The program has no steps; {size(live.always_bytes)} are always there.")
@@ -156,6 +157,7 @@ def _stacked(view: MemoryView) -> Any:
 
 
 def _steps(view: MemoryView) -> Any:
+    """Draw the bytes of the fullest tile at each step."""
     live = view.live
     assert live is not None, "the chart needs bytes by step"
     steps = np.arange(1, len(live.steps) + 1)

@@ -52,6 +52,7 @@ def _line_table(files: Sequence[SourceFile], anchors: Anchors) -> DataTable:
 
 
 def _file(file: SourceFile, max_cycles: int, is_open: bool, anchors: Anchors) -> Markup:
+    """Return the listing of a file's text with the costs of each line."""
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in _HEADS)))
     costliest = max(file.costs, key=lambda number: file.costs[number].cycles)  # `page.js` scrolls to it
     rows = (_line(file, number, max_cycles, number == costliest, anchors) for number in file.listed_lines())
@@ -71,6 +72,7 @@ def _folder(file: SourceFile) -> str:
 
 
 def _line(file: SourceFile, number: int | None, max_cycles: int, is_costliest: bool, anchors: Anchors) -> Markup:
+    """Return a row of a listing: the costs and the text of a line, or a gap where `number` is None."""
     if number is None:  # a gap between listed lines
         return tag("tr", tag("td", "⋯", colspan=len(_HEADS)))
     cost = file.costs.get(number, LineCost())

@@ -138,7 +138,7 @@ def _trace_of_stage(tasks: TaskTrace, row: StageCost, anchors: Anchors) -> Marku
 
 
 def task_picture(profile: Figures) -> tuple[Markup, dict[str, Any]]:
-    """Return the place of a chart of the tasks of pipelines and of the waits of IPUs, and the chart; empty without."""
+    """Return the place in the page of a chart of tasks and waits, and the chart by its name; empty without tasks."""
     if not profile.pipelines or not len(profile.tasks):
         return Markup(), {}
     view = task_view(profile)
@@ -176,6 +176,7 @@ def _task_table(view: TaskView, anchors: Anchors) -> DataTable:
 
 
 def _tasks(view: TaskView, waits: WaitView) -> Any:
+    """Draw the tasks of pipelines and the waits before them over time, a row for each IPU."""
     ipus = np.unique(view.ipu)  # a row for each IPU with tasks
     row = np.searchsorted(ipus, view.ipu).astype(np.float64)
     height = 100 + (36 if len(ipus) <= _MAX_HIGH_ROWS else 20) * len(ipus)  # in pixels

@@ -157,6 +157,7 @@ def _operations(rows: Sequence[OperationRow], anchors: Anchors) -> dict[str, Any
 
 
 def _trace(view: TraceView, tasks: TaskView | None) -> Any:
+    """Draw the phases of each IPU over time, with transfers and tasks in lanes beside them; `page.js` labels slices."""
     models = bokeh("models")
     hover = models.HoverTool(
         tooltips=[("", "@label{custom}"), ("cycles", "@left{0,0} – @right{0,0}")], point_policy="follow_mouse"

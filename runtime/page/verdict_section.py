@@ -84,6 +84,7 @@ def _remedies(result: Verdict, total: int) -> Markup:
 
 
 def _all_causes(profile: Figures) -> Markup:
+    """Return a table of the causes of the cycles of a run, closed until a reader opens it."""
     total = max(1, profile.cycles)
     rows = [
         (
@@ -129,6 +130,7 @@ def _ipu_bars(profile: Figures) -> Markup:
 
 
 def _stacked(label: str, cycles: Mapping[str, int], colours: Mapping[str, str]) -> Markup:
+    """Return one bar whose parts are as long as their cycles; large parts have their name in them."""
     total = max(1, sum(cycles.values()))
     parts = []
     for name, part in cycles.items():
@@ -143,6 +145,7 @@ def _stacked(label: str, cycles: Mapping[str, int], colours: Mapping[str, str]) 
 
 
 def _answer(answer: Answer, anchors: Anchors) -> Markup:
+    """Return a question with its answer, and a link to the row or the section that shows it."""
     row = ""
     if answer.section == "source":
         row = anchors.line_id(answer.subject)

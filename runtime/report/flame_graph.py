@@ -46,6 +46,7 @@ def _stack(row: StepCost) -> list[tuple[str, str]]:
 
 
 def _flame_graph(name: str, unit: str, stacks: Sequence[list[int]], weights: Sequence[int]) -> dict[str, Any]:
+    """Return stacks of frame numbers with their weights as a sampled profile of speedscope; those of 0 are left out."""
     weighted = [(stack, weight) for stack, weight in zip(stacks, weights, strict=True) if weight]
     return {
         "type": "sampled",
@@ -94,6 +95,7 @@ def _as_csv(rows: Sequence[Any]) -> str:
 
 
 def _columns(row: Any) -> dict[str, Any]:
+    """Return the fields of a row as columns: a dict is one for each key, an origin its line, layer and part."""
     columns: dict[str, Any] = {}
     for each in fields(row):
         value = getattr(row, each.name)

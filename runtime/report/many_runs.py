@@ -17,7 +17,7 @@ _MAX_LABEL = 40  # characters of the label of a run
 
 
 def scalars(profile: Figures) -> dict[str, float]:
-    """Return the figures of `Profile.scalars`; those in cycles only where trip counts are known."""
+    """Return figures by name for loggers of experiments; those in cycles only where trip counts are known."""
     memory = profile.memory
     figures: dict[str, float] = {
         "memory/max_tile_bytes": memory.max_tile_bytes,
@@ -32,8 +32,8 @@ def scalars(profile: Figures) -> dict[str, float]:
         figures |= {f"phases/{name}": cycles for name, cycles in profile.phase_cycles.items()}
         figures |= {f"layers/{layer}": cycles for layer, cycles in layer_cycles(profile).items()}
         figures |= {f"metrics/{name}": metric.total for name, metric in profile.metrics.items()}
-    except ProfileError:  # a trip count is data; `profile.cycles`, the first to be read, names the loop
-        return {name: float(value) for name, value in figures.items()}
+    except ProfileError:
+        pass  # a trip count is data: `profile.cycles`, the first to be read, raises before any figure is added
     return {name: float(value) for name, value in figures.items()}
 
 

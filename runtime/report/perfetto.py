@@ -65,6 +65,7 @@ class _StepArguments:
 
 
 def _arguments_of_steps(profile: Figures) -> list[_StepArguments]:
+    """Return the arguments of each step of the trace."""
     trace = profile.execution_trace
     # Thousands of steps share few sets of rows: arguments are computed once a set.
     sets = [_step_arguments([profile.step_costs[number].origin for number in numbers]) for numbers in trace.row_sets]
@@ -116,6 +117,7 @@ class _Writer:
         yield from self.live_bytes()
 
     def tracks(self) -> Iterator[Event]:
+        """Yield the names of processes, one for each IPU, the host and memory, and of the threads in them."""
         trace = self.trace
         for ipu in range(self.num_ipus):
             yield _meta("process_name", ipu + 1, 0, f"IPU {ipu}")
@@ -158,16 +160,18 @@ class _Writer:
             yield {"ph": "f", "bp": "e", **arrow, "pid": int(tasks.ipu[reader]) + 1, "ts": head * self.microseconds}
 
     def steps(self) -> Iterator[Event]:
+        """Yield a slice for each step that an IPU works in."""
         trace = self.trace
         for row in np.flatnonzero(trace.work.any(1)).tolist():
             step = int(trace.step[row])
             start, end = int(trace.start[row]), int(trace.end[row])
             args: dict[str, Any] = self.arguments[step].all_slices | self.arguments[step].step_slice
             args |= {"iterations": int(trace.iterations[step])} if trace.iterations[step] > 1 else {}
-            ipu = int(trace.ipu[row]) + 1
-            yield self.slice(trace.label(step), "step", ipu, COMPUTE_TILES, start, end - start, **args)
+            pid = int(trace.ipu[row]) + 1
+            yield self.slice(trace.label(step), "step", pid, COMPUTE_TILES, start, end - start, **args)
 
     def phases(self) -> Iterator[Event]:
+        """Yield a slice for each phase of a step and each wait, and on the host one for each transfer."""
         columns = (getattr(self.phase_slices, name).tolist() for name in ("ipu", "start", "cycles", "phase", "span"))
         for ipu, start, cycles, phase, span in zip(*columns, strict=True):
             step = int(self.trace.step[span])
@@ -197,6 +201,7 @@ class _Writer:
             yield event | {"args": {"cycles": cycles, **self.arguments[step].all_slices}}
 
     def live_bytes(self) -> Iterator[Event]:
+        """Yield the live bytes of all tiles as a counter, which changes where the first IPU begins a step."""
         trace = self.trace
         first_start = np.full(len(trace.name), np.iinfo(np.int64).max)  # in cycles, by step: that of its first IPU
         np.minimum.at(first_start, trace.step, trace.start)

@@ -180,6 +180,7 @@ def _ratio(part: int, total: int) -> float:
 
 
 def _list_operations(rows: tuple[Operation, ...], profile: Figures) -> str:
+    """List lines of source with their busy cycles; of several IPUs those of the limiting one too."""
     has_limiting = profile.target.num_ipus > 1
     of_limiting = f"  {f'IPU {profile.limiting_ipu}':>15}" if has_limiting else ""
     head = [f"{'cycles':>15}{of_limiting}  {'share':>6}  {'mostly':<15}  where"] if rows else []
@@ -466,6 +467,7 @@ def execution_steps(profile: Figures) -> str:
 
 
 def _step_lines(step: Json, target: Target, vertices: Sequence[Vertices]) -> Iterator[str]:
+    """Yield the lines of a step of the section `execution`, in the form of Poplar's summary."""
     name = f": {readable_name(step['name'])}" if step.get("name") else ""
     repeats = f", {step['repeats']:,} times" if step["repeats"] > 1 else ""
     overlapped = f" ({step['cyclesOverlapped']:,} overlapped with previous)" if "cyclesOverlapped" in step else ""

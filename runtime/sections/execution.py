@@ -217,6 +217,7 @@ class _Tracer:
         self.has_programs = fold(self._has_programs)  # remembered by node
 
     def visit(self, node: Program) -> Iterator[int]:
+        """Yield the ids of the programs that a run of a node executes, in order; loops iteration by iteration."""
         match node:
             case Block():
                 for child in node.children():

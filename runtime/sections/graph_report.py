@@ -114,6 +114,7 @@ def _all_tiles(values: np.ndarray, first_ipu: int, target: Target) -> np.ndarray
 
 
 def _compute_sets(ids: Numbering, types: list[str], target: Target, by_tile: ByTile) -> Json:
+    """Return names, vertices by type and cycles of all compute sets, as the section `computeSets` has them."""
     sets = ids.compute_sets
     index = {name: number for number, name in enumerate(types)}
     return {
@@ -141,6 +142,7 @@ def _exchange_bytes(
 
 
 def _host_exchanges(ids: Numbering, target: Target, by_tile: ByTile) -> Json:
+    """Return bytes and cycles of the transfers with the host and with streaming memory."""
     rows = [(isinstance(leaf, (StreamIn, RemoteIn)), cost) for leaf, cost in ids.host]
 
     def listed(values: np.ndarray, cost: StreamCost) -> Any:
@@ -203,6 +205,7 @@ def region_bytes(memory: MemoryReport, *, including_gaps: bool) -> dict[str, np.
 
 
 def _by_category(memory: MemoryReport, by_tile: ByTile) -> Json:
+    """Return the bytes of each category in each region of memory, by tile."""
     section: dict[str, Json] = {}
     sizes = region_bytes(memory, including_gaps=False)
     start = np.zeros_like(memory.tile_bytes)

@@ -85,6 +85,7 @@ class _Walk:
         return self.ids.programs_of(node)
 
     def control(self, node: Program) -> list[int]:
+        """Add a node of control flow with the programs inside of it; return its number, behind that of its sync."""
         before = []
         if isinstance(node, If):
             sync = {"type": "Sync", "syncType": decision_sync(self.target)}
@@ -142,6 +143,7 @@ class _Walk:
         return self.compute_set(cost, name)
 
     def copy(self, cost: CopyCost, name: str) -> Iterator[Activity]:
+        """Yield the exchange of a copy and its copies on tiles, which are a compute set of their own."""
         if cost.exchange.cycles.any():
             yield self.copy_exchange(cost, name)
         if cost.copy_cycles.any():
@@ -153,6 +155,7 @@ class _Walk:
             yield Activity("OnTileExecute", cost.copy_cycles, None, {"computeSet": number, "name": copy_name})
 
     def copy_exchange(self, cost: CopyCost, name: str) -> Activity:
+        """Return the exchange of a copy: an internal one, or an external one where it crosses links between IPUs."""
         exchange = cost.exchange
         if cost.link_cycles is None:  # within an IPU
             self.ids.exchanges.append((cost.first_ipu, exchange))
@@ -165,6 +168,7 @@ class _Walk:
         return Activity("GlobalExchange", external_cycles(cost, self.target), data, fields, moved_bytes)
 
     def compute_set(self, cost: ComputeSetCost, name: str) -> list[Activity]:
+        """Return the exchange of operands, the computation and the exchange of results of a compute set."""
         if cost.compute_set not in self.sets:
             number = len(self.ids.compute_sets)
             self.ids.compute_sets.append(self.row(cost))
@@ -183,6 +187,7 @@ class _Walk:
         ]
 
     def row(self, cost: ComputeSetCost) -> ComputeSetRow:
+        """Return the vertices of a compute set and its copies on tiles, counted by type, with their cycles."""
         groups = tuple(self.executable.graph.groups[cost.compute_set])
         vertices = Counter[str]()
         for group in groups:

@@ -131,7 +131,10 @@ class TargetArray(Target):
             object.__setattr__(self, name, value)
 
     def recall(self, key: Hashable, function: Callable[[Target], Any]) -> Any:
-        """Return a function of this target, which is computed once for a key, and note the constants that it reads."""
+        """Return `function` of this target, computed once for a key.
+
+        The constants that it read then are noted again, as if it were computed: `noted` has all that a result needs.
+        """
         noted_before = self.noted
         if key not in self.recalled:
             object.__setattr__(self, "noted", set())

@@ -428,6 +428,7 @@ _OTHER_LIMITS = 1e-9, 1e12
 
 
 def _check_value(item: dataclasses.Field[Any], value: object) -> object:
+    """Return the value of a constant in its type; refuse other types, and numbers outside of the limits of its unit."""
     expected, read = _READERS[str(item.type)]
     unit, zero_ok, maximum = (item.metadata[key] for key in ("unit", "zero_ok", "maximum"))
     result = read(value)
@@ -450,6 +451,7 @@ def _check_value(item: dataclasses.Field[Any], value: object) -> object:
 
 
 def _check_sources(sources: object) -> Mapping[str, Source]:
+    """Return the sources of all constants, read-only; refuse a constant without one and a source of no constant."""
     names = [item.name for item in _constants()]
     if not isinstance(sources, Mapping):
         raise TargetError("Target.sources must be a mapping", expected="field to Source", got=type(sources).__name__)

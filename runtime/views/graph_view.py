@@ -68,7 +68,14 @@ def graph_view(profile: Figures) -> GraphView:
 
 
 def _node(name: str, paths: Mapping[int, tuple[str, ...]], names: Sequence[str], depth: int) -> GraphNode:
-    """Return the node of operations with equal paths up to a depth, which is named as its path there."""
+    """Return the node of operations whose paths of layers are equal up to a depth, with a node for each layer below.
+
+    Args:
+        name: of the node.
+        paths: operation → its part of training and layers, outermost first; in the order of the program.
+        names: of all operations.
+        depth: number of layers around the node.
+    """
     inside: dict[str, dict[int, tuple[str, ...]]] = {}
     children: list[GraphNode] = []
     for row, path in paths.items():

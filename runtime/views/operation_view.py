@@ -102,6 +102,7 @@ def _operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
 
 
 def _row(number: int, step: StepCost, total: int, target: Target) -> OperationRow:
+    """Return the row of operation `number`, with its share of `total` cycles and of the peak rate of the target."""
     return OperationRow(
         step.name,
         str(step.origin),

@@ -117,6 +117,7 @@ def _compute_shares(profile: Figures, stages: list[StageCost]) -> str:
 
 
 def _compute_share(ipus: list[int], numbers: dict[int, list[int]], shares: dict[int, float]) -> str:
+    """Return the words for the stages of some IPUs and the share of the run in which these compute."""
     stages = sorted(stage for ipu in ipus for stage in numbers[ipu])
     low, high = (f"{limit(shares[ipu] for ipu in ipus):.1%}" for limit in (min, max))
     several = len(stages) > 1
@@ -158,6 +159,7 @@ def _slow_micro_batch(stages: list[StageCost], cycles: int) -> str:
 
 
 def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, slowest: StageCost) -> str:
+    """Return a change that may shorten the waits of a pipeline, by the first cause that applies; "" for none."""
     if pipeline.num_ipus == 1:
         return ""
     if pipeline.schedule == "sequential":
@@ -214,14 +216,18 @@ def layer_answer(profile: Figures) -> Answer:
 
 
 def _uneven_kind(kinds: Sequence[LayerKind]) -> LayerKind | None:
-    """Return the kind with the layer farthest above its median: of layers in one another the inner, if it is why."""
+    """Return the kind with the layer farthest above its median.
+
+    Where most of the excess of that layer is of one uneven layer inside it, the kind of the inner one: it is the cause.
+    """
     uneven = [kind for kind in kinds if kind.outlier]
     cause = max(uneven, key=_excess_cycles, default=None)
     while cause is not None and cause.outlier is not None:
-        least = _MAJORITY * _excess_cycles(cause)
-        around = f"{cause.outlier.path}/"
-        inside = [kind for kind in uneven if kind.outlier and kind.outlier.path.startswith(around)]
-        inner = max((kind for kind in inside if _excess_cycles(kind) > least), key=_excess_cycles, default=None)
+        most_of_excess = _MAJORITY * _excess_cycles(cause)
+        prefix = f"{cause.outlier.path}/"
+        inside = [kind for kind in uneven if kind.outlier and kind.outlier.path.startswith(prefix)]
+        candidates = [kind for kind in inside if _excess_cycles(kind) > most_of_excess]
+        inner = max(candidates, key=_excess_cycles, default=None)
         if inner is None:
             break
         cause = inner

@@ -100,6 +100,7 @@ def program_situation(profile: Figures) -> Situation:
 
 
 def _program_situation(profile: Figures) -> Situation:
+    """Return what hints depend on, read from the names and parts of the operations of a run."""
     steps = profile.step_costs
     # Functions that no derivative is taken of inside of the program have no parts: there the names tell.
     names = [f"{step.origin.path}/{step.name}" for step in steps]

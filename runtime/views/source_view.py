@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.sources import line_number
@@ -86,6 +87,7 @@ def source_view(profile: Figures) -> tuple[SourceFile, ...]:
 
 
 def _source_view(profile: Figures) -> tuple[SourceFile, ...]:
+    """Add up the costs of each line of source, with its operations and layers."""
     texts = profile.sources
     paths_of: dict[str, list[str]] = defaultdict(list)
     for path in texts:
@@ -102,8 +104,8 @@ def _source_view(profile: Figures) -> tuple[SourceFile, ...]:
             cost.share += row.share
             cost.names = tuple(dict.fromkeys((*cost.names, *row.names)))
     layers: dict[tuple[str, int], dict[str, None]] = defaultdict(dict)
-    rows = sorted(enumerate(profile.step_costs), key=lambda row: -row[1].cycles)
-    for operation, step in rows:
+    costliest_first = sorted(enumerate(profile.step_costs), key=lambda row: -row[1].cycles)
+    for operation, step in costliest_first:
         if (line := _locate(step.origin, paths_of)) is not None:
             path, number, name = line
             names[path] = name
@@ -120,11 +122,19 @@ def _source_view(profile: Figures) -> tuple[SourceFile, ...]:
     return tuple(sorted(files, key=lambda file: -file.cycles))
 
 
-def _locate(origin: Origin, paths_of: Mapping[str, Sequence[str]]) -> tuple[str, int, str] | None:
-    """Return path, line number and file name of an origin, from the paths of files by name."""
+class _Line(NamedTuple):
+    """A line of source: path, number from 1, name of the file."""
+
+    path: str
+    number: int
+    name: str
+
+
+def _locate(origin: Origin, paths_of: Mapping[str, Sequence[str]]) -> _Line | None:
+    """Return the line of an origin, from the paths of files by name."""
     line = line_number(origin.line)
     if line is None:
         return None
     name, number = line
     candidates = paths_of.get(name, ())
-    return origin.file or (candidates[0] if len(candidates) == 1 else name), number, name
+    return _Line(origin.file or (candidates[0] if len(candidates) == 1 else name), number, name)

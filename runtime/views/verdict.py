@@ -170,6 +170,7 @@ def remedy(cause: Cause, profile: Figures) -> str:
 
 
 def _remedy_of_host(cause: Cause, profile: Figures) -> str:
+    """Return what to try against waiting for the host: by functions that it runs, latency, or the data that move."""
     if called := _functions_of_host(cause, profile):
         listed = ", ".join(dict.fromkeys(f"{row.operation} at {row.origin}" for row in called))
         return f"in JAX what Python computes, or once for many iterations: {listed}"
