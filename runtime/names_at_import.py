@@ -62,7 +62,7 @@ class _RecordingFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the specification of a module of ipujax with a recording loader; None for other modules."""
+        """Return the specification of a module of ipujax, whose names are recorded as it is loaded; None for others."""
         if not name.startswith(_PACKAGE) or name.startswith(_OTHER_PARTS):
             return None
         spec = PathFinder.find_spec(name, path, target)

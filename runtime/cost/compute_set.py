@@ -441,7 +441,7 @@ def slow_paths_of(
     padded_rows: Collection[int],
     target: Target,
 ) -> list[SlowPath]:
-    """Return the slow paths of vertices with blocks of some shapes and repetitions of rows, without padded rows."""
+    """Return the slow paths of vertices, by the shapes and repetitions of their blocks; padded rows take none."""
     paths = [] if codelet.slow_paths is None else codelet.slow_paths(shapes, rows, target)
     return [path for path in paths if path.reason.row not in padded_rows]
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -326,26 +326,32 @@ def _only_ipu(graph: Graph, tensor: Tensor) -> int | None:
     return window.first_ipu if window.num_ipus == 1 else None
 
 
-_FlowRows = tuple[Sequence[int], Sequence[int], Sequence[int]]  # senders, receivers, bytes
+class _FlowRows(NamedTuple):
+    """Flows between IPUs, one a row: as `Flows.of` takes them."""
+
+    senders: Sequence[int]
+    receivers: Sequence[int]
+    num_bytes: Sequence[int]
 
 
 def _flows_of(graph: Graph, copy: Copy, source: Tensor, destination: Tensor) -> _FlowRows:
-    """Return the flows between IPUs of a part of a copy."""
+    """Return the flows between IPUs of a part of a copy: bytes of each sender for each receiver, each sent once."""
     # Most parts of a copy between many IPUs, such as one a stage, are between two of them.
     sender = _only_ipu(graph, source)
     receiver = _only_ipu(graph, destination)
     if sender is not None and receiver is not None and (sender == receiver or surely_disjoint([source.node])):
-        return [sender], [receiver], [source.size * element_bytes(source.dtype)]
-    num = graph.target.num_ipus
+        return _FlowRows([sender], [receiver], [source.size * element_bytes(source.dtype)])
+    num_ipus = graph.target.num_ipus
     direct = _ipu_traffic(source, destination, graph)
     sources = np.flatnonzero(direct.sent_bytes)
     destinations = np.flatnonzero(direct.received_bytes)
     # With one sender or one receiver its counts are the flows; else each pair needs a count of its own.
     if len(sources) <= 1:
-        received = direct.received_bytes[destinations]
-        return np.repeat(sources, len(destinations)).tolist(), destinations.tolist(), received.tolist()
+        senders = np.repeat(sources, len(destinations))
+        return _FlowRows(senders.tolist(), destinations.tolist(), direct.received_bytes[destinations].tolist())
     if len(destinations) == 1:
-        return sources.tolist(), np.repeat(destinations, len(sources)).tolist(), direct.sent_bytes[sources].tolist()
+        receivers = np.repeat(destinations, len(sources))
+        return _FlowRows(sources.tolist(), receivers.tolist(), direct.sent_bytes[sources].tolist())
     if not set(source.variables()).isdisjoint(destination.variables()):
         raise GraphError(
             f"copy {copy.name} moves a variable onto itself between several IPUs",
@@ -353,10 +359,11 @@ def _flows_of(graph: Graph, copy: Copy, source: Tensor, destination: Tensor) -> 
             expected="different variables as source and destination",
         )
     # Bytes that are local after shifting the destination by -k are those that IPU s sends to IPU s + k.
-    shifts = sorted({int(d - s) % num for s in sources for d in destinations} - {0})
-    local = [_ipu_traffic(source, destination, graph, -shift).local_bytes[sources] for shift in shifts]
-    receivers = [(sources + shift) % num for shift in shifts]
-    return np.tile(sources, len(shifts)).tolist(), np.concatenate(receivers).tolist(), np.concatenate(local).tolist()
+    shifts = sorted({int(d - s) % num_ipus for s in sources for d in destinations} - {0})
+    senders = np.tile(sources, len(shifts))
+    receivers = np.concatenate([(sources + shift) % num_ipus for shift in shifts])
+    sent = [_ipu_traffic(source, destination, graph, -shift).local_bytes[sources] for shift in shifts]
+    return _FlowRows(senders.tolist(), receivers.tolist(), np.concatenate(sent).tolist())
 
 
 def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:

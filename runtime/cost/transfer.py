@@ -15,6 +15,7 @@ itself (assumed). Transfers of different steps share nothing, though they may ov
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -138,15 +139,30 @@ def _host_link_bytes(ipu_bytes: np.ndarray, graph: Graph) -> np.ndarray:
     return by_machine[machine].reshape(-1, ipu_bytes.size).max(0)
 
 
-def _mapped_bytes(graph: Graph, tensor: Tensor) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the first IPU with bytes of a tensor, its bytes on each tile from there on, and on each IPU."""
+class _MappedBytes(NamedTuple):
+    """Bytes of a tensor on tiles.
+
+    Args:
+        first_ipu: first IPU with any.
+        of_tiles: of each tile from the first of that IPU on, to the last IPU with any.
+        of_ipus: of each IPU, int64[num_ipus].
+    """
+
+    first_ipu: int
+    of_tiles: np.ndarray
+    of_ipus: np.ndarray
+
+
+def _mapped_bytes(graph: Graph, tensor: Tensor) -> _MappedBytes:
+    """Return the bytes of a tensor on tiles, computed once for tensors of equal views and mappings."""
     mappings = mappings_of(tensor, graph)
 
-    def compute() -> tuple[int, np.ndarray, np.ndarray]:
+    def compute() -> _MappedBytes:
         window = Window.of(map(mapping_range, mappings), graph.target)
         tile_bytes = tensor_tile_bytes(graph, tensor)
         ipu_bytes = tile_bytes.reshape(graph.target.num_ipus, -1).sum(1)
-        return window.first_ipu, compact(tile_bytes[window.first_tile :][: window.tiles].copy()), ipu_bytes
+        of_tiles = compact(tile_bytes[window.first_tile :][: window.tiles].copy())
+        return _MappedBytes(window.first_ipu, of_tiles, ipu_bytes)
 
     view = geometry(tensor)
     key = "mapped bytes", view, tensor.dtype, mappings, graph.target.num_ipus, graph.target.tiles_per_ipu

@@ -167,7 +167,7 @@ def one_slot(variable: Variable) -> Variable:
 def literal_axes(group: VertexGroup, collapsed: Collapsed, exact_splits: bool = False) -> frozenset[int]:
     """Return the numbers of the axes of a group whose split the engine computes block by block."""
     # Of the axes with more than one block these are the ones of kind `literal`, and those whose block numbers index a
-    # variable that does not shrink; with `exact_splits`, or where some blocks have no vertex, all of them.
+    # variable that keeps a slot for each block; with `exact_splits`, or where blocks have no vertex, all of them.
     split = {number for number, axis in enumerate(group.axes) if axis.blocks > 1}
     if exact_splits or np.any(group.tile == NO_TILE):
         return frozenset(split)

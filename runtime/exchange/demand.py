@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -105,10 +106,9 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
     blocks = _mapping_blocks(node, destination.shape, mappings[0])
     if blocks is None:
         return None
-    shape, cuts, tile = blocks
-    axes = tuple(Axis(f"dim {number}", cut) for number, cut in enumerate(cuts))
+    axes = tuple(Axis(f"dim {number}", cut) for number, cut in enumerate(blocks.cuts))
     dims = tuple(element(number) for number in range(len(axes)))
-    return grid_of(axes, tile), Access(source.reshape(shape), dims)
+    return grid_of(axes, blocks.tile), Access(source.reshape(blocks.shape), dims)
 
 
 def _memory_order(node: Affine) -> tuple[int, ...]:
@@ -116,19 +116,31 @@ def _memory_order(node: Affine) -> tuple[int, ...]:
     return tuple(sorted(range(len(node.dims)), key=lambda dim: -max((abs(s) for _, s in node.dims[dim]), default=0)))
 
 
-def _mapping_blocks(
-    node: Affine, shape: tuple[int, ...], mapping: TileMapping
-) -> tuple[tuple[int, ...], tuple[np.ndarray, ...], np.ndarray] | None:
-    """Return the mapping of a view as blocks: shape that the view then has, boundaries of its dimensions, tiles."""
+class _ViewBlocks(NamedTuple):
+    """The mapping of a view as a grid of blocks.
+
+    Args:
+        shape: that the view has for this.
+        cuts: boundaries of the blocks along each dimension.
+        tile: of each block.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[np.ndarray, ...]
+    tile: np.ndarray
+
+
+def _mapping_blocks(node: Affine, shape: tuple[int, ...], mapping: TileMapping) -> _ViewBlocks | None:
+    """Return the mapping of a view of some shape as blocks, of the flat view if need be; None if neither is a grid."""
     if node.is_whole and isinstance(mapping, Blocked):
-        return mapping.shape, mapping.cuts, mapping.tile
+        return _ViewBlocks(mapping.shape, mapping.cuts, mapping.tile)
     if node.is_whole and isinstance(mapping, Flat):
-        return (mapping.size,), (np.append(mapping.starts, mapping.size),), mapping.tiles
+        return _ViewBlocks((mapping.size,), (np.append(mapping.starts, mapping.size),), mapping.tiles)
     flat = node.reshape((prod(shape),))
     for view in (node, flat):
         blocks = None if view is None else view_blocks(view, mapping)
         if view is not None and blocks is not None:
-            return view.shape, *blocks
+            return _ViewBlocks(view.shape, *blocks)
     return None
 
 

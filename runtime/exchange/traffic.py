@@ -376,7 +376,7 @@ def _count_elements(
 
 def _scale_to_bytes(counts: Traffic, item_bytes: int) -> Traffic:
     """Scale counts of elements to bytes, read-only; members without traffic become the shared zeros."""
-    # Parts of less than a word cannot arrive one behind the other.
+    # Fragments of less than a word cannot arrive one behind the other: each takes a receive of its own.
     is_narrow = counts.received_bytes * item_bytes < _WORD_BYTES * counts.fragments
     if is_narrow.any():
         counts = replace(counts, receives=np.where(is_narrow, counts.fragments, counts.receives))

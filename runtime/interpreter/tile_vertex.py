@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -64,6 +64,14 @@ class View:
             yield variable, is_inside, self.element[is_inside]
 
 
+class VertexBlock(NamedTuple):
+    """First index, length and (low, high) fill of a vertex's block in every dimension of its tensor."""
+
+    starts: list[int]
+    lengths: list[int]
+    pads: Pads
+
+
 @dataclass(slots=True)
 class Views:
     """The elements of tensors and the blocks of accesses, each listed once."""
@@ -83,8 +91,8 @@ class Views:
         which, element = (table[inside] for table in self._indices[tensor])
         return View(tensor.variables(), which.shape, which.ravel(), element.ravel())
 
-    def block(self, vertex: Vertex, access: Access) -> tuple[list[int], list[int], Pads]:
-        """Return start, length and (low, high) fill of a vertex's block, in every dimension of the tensor."""
+    def block(self, vertex: Vertex, access: Access) -> VertexBlock:
+        """Return the block of a vertex in the tensor of an access."""
         # Two groups may share an access, which then has other blocks.
         group, blocks = self._blocks.get(access, (None, None))
         if blocks is None or group is not vertex.group:
@@ -92,7 +100,7 @@ class Views:
             self._blocks[access] = vertex.group, blocks
         i = vertex.index
         pads = list(zip(blocks.pad_low[i].tolist(), blocks.pad_high[i].tolist(), strict=True))
-        return blocks.start[i].tolist(), blocks.length[i].tolist(), pads
+        return VertexBlock(blocks.start[i].tolist(), blocks.length[i].tolist(), pads)
 
 
 def vertices_of(group: VertexGroup, compute_set: str, first: int) -> list[Vertex]:
@@ -123,7 +131,7 @@ def run_vertex(vertex: Vertex, memory: TileMemory, races: RaceLog, views: Views)
     extras: dict[str, Any] = {
         "pads": tuple(pads for _, pads in operands),
         "origins": _origins(vertex),
-        "shapes": tuple(squeezed_shape(access, tuple(views.block(vertex, access)[1])) for _, access in written),
+        "shapes": tuple(squeezed_shape(access, tuple(views.block(vertex, access).lengths)) for _, access in written),
     }
     results = _jit_codelet(codelet)(
         *(array for array, _ in operands), **{extra: extras[extra] for extra in codelet.takes}

@@ -52,6 +52,7 @@ class _Compilation:
     def text(self) -> str:
         """Return the line of progress; a narrow terminal cuts off its end, so the time comes first."""
         seconds = self.seconds
+        # A program that does not fit its tiles is planned again: what that took before the present plan.
         past = f" ({self.past_seconds / seconds:.0%} past attempts)" if self.past_seconds else ""
         parts = [f"{seconds:.0f} s{past}", *(detail for _, detail in self.running if detail)]
         parts += [name for name, detail in self.running[-1:] if not detail]

@@ -83,7 +83,7 @@ def _with_full_slices(ndim: int, key: Key) -> list[Any]:
 
 
 def _parse_item(shape: tuple[int, ...], axis: int, item: Any) -> tuple[int, int, int]:
-    """Return start, count and step of an integer or a slice."""
+    """Return start, count and step of an integer or a slice along a dimension; refuse other indices."""
     n = shape[axis]
     if isinstance(item, slice):
         if item.step == 0:

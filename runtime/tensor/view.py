@@ -299,7 +299,7 @@ def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
 
 
 def _merge_pieces(a: Affine, b: Affine, axis: int) -> Affine | None:
-    """Return the concatenation of two pieces as one piece; None where it is none."""
+    """Return the concatenation of two pieces as one piece; None where it takes two."""
     if a.variable is not b.variable or a.is_empty:
         return None
     if a.dims[:axis] != b.dims[:axis] or a.dims[axis + 1 :] != b.dims[axis + 1 :]:

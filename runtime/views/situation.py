@@ -137,7 +137,13 @@ def memory_situation(profile: Figures) -> Situation:
 
 
 def part_situation(profile: Figures, rows: Sequence[OperationRow], phase: str) -> Situation:
-    """Return the situation of a part of a program, with most cycles in `phase`; its rows begin with most cycles."""
+    """Return the figures by which a hint for a part of a program is chosen.
+
+    Args:
+        profile: of the program.
+        rows: operations of the part, most cycles first.
+        phase: that with most cycles of the part.
+    """
     flops = {name: sum(row.flops for row in rows if row.precision == name) for name in peaks(profile.target)}
     precision = max(flops, key=lambda name: flops[name])
     lines = {row.line for row in rows}
