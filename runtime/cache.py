@@ -147,7 +147,7 @@ def find_arrays(value: object) -> list[np.ndarray]:
         kind = type(item)
         if kind in _LEAVES:
             continue
-        if kind in _CONTAINERS:
+        if kind in _CONTAINERS or issubclass(kind, tuple):  # named tuples too
             pending += item
         elif kind is np.ndarray:
             while isinstance(item.base, np.ndarray):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,11 @@ BYTES = 1 << 16
 
 def rows(key: str) -> np.ndarray:
     return np.full(BYTES // 8, len(key))
+
+
+class Pair(NamedTuple):
+    name: str
+    array: np.ndarray
 
 
 def test_the_least_recently_used_is_dropped_first() -> None:
@@ -67,6 +74,7 @@ def test_arrays_of_keys_and_of_dataclasses_count() -> None:
     assert len(list(find_arrays((mapping, 3)))) == 2
     assert sum(array.nbytes for array in find_arrays({"x": mapping, "y": [rows("y")]}["y"])) == BYTES
     assert [array.nbytes for array in find_arrays(((rows("x")[2:5],),))] == [BYTES]  # a view keeps all of it
+    assert [array.nbytes for array in find_arrays([Pair("x", rows("x"))])] == [BYTES]  # a record with names
 
 
 def test_clear_caches_drops_all_values() -> None:
