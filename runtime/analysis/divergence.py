@@ -95,9 +95,9 @@ class Divergence:
         self._replicas = graph.replication_factor
         self._effects = effects
         self._apart = agreement.apart(self._replicas)
-        self._of_constants: dict[Variable, Classes] = {}
-        self._of_calls: dict[HostCall, Classes] = {}
-        self._parts: dict[Copy, list[tuple[Tensor, Tensor]]] = {}
+        self._of_constants: dict[Variable, Classes] = {}  # remembered, of constants by replica
+        self._of_calls: dict[HostCall, Classes] = {}  # of the operands of a call so far
+        self._parts: dict[Copy, list[tuple[Tensor, Tensor]]] = {}  # remembered results of `_parts_of`
         self.divergent: dict[Decision, Classes] = {}
 
     def before(self, program: Program) -> Differing:

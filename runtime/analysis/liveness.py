@@ -112,7 +112,14 @@ def step_effects(step: Program, effects: EffectsOf) -> Effects:
 
 
 class _Scan:
-    """Backward walk of a frame; positions count from the end until the walk is over."""
+    """Backward walk of a frame; positions count steps from the end, until `run` turns them around.
+
+    Args:
+        effects: of programs.
+        frame_of: frame of each variable, by its function.
+        function: that of this frame; None for the program.
+        number: order of variables in the result.
+    """
 
     def __init__(
         self,
@@ -125,11 +132,11 @@ class _Scan:
         self.frame_of = frame_of
         self.function = function
         self.number = number
-        self.steps: list[Step] = []
-        self.intervals: list[tuple[Variable, int, int]] = []
-        self.live: dict[Variable, int] = {}
-        self.loops: list[tuple[int, int]] = []
-        self.depth = 0
+        self.steps: list[Step] = []  # the last one first
+        self.intervals: list[tuple[Variable, int, int]] = []  # variable, first and last step
+        self.live: dict[Variable, int] = {}  # at the current position, by the position of the last read
+        self.loops: list[tuple[int, int]] = []  # positions of the last and the first step of each outermost loop
+        self.depth = 0  # loops around the current position
 
     def run(self, program: Program, functions: Mapping[Function, Liveness]) -> Liveness:
         """Walk the program of the frame; return its liveness, with that of the functions which it calls."""

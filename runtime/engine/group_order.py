@@ -193,8 +193,11 @@ def _as_array(digits: Mapping[int, Sequence[_Digit]], group: VertexGroup) -> lis
 
 
 def _as_before(digits: Mapping[int, Sequence[_Digit]]) -> list[NewAxis]:
-    """Return the same axes, in the order of their outermost digits, those with a fixed order after the axis before."""
-    keys: list[tuple[int, int]] = []
+    """Return the axes that a group has, in the order of their outermost digits in an operand's array.
+
+    Those with a fixed order stay behind the axis before.
+    """
+    keys: list[_Place] = []
     for of_axis in digits.values():
         is_fixed = of_axis[0].place == _FIXED
         keys.append((keys or [_FIXED])[-1] if is_fixed else min(digit.place for digit in of_axis))

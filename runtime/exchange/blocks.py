@@ -53,8 +53,8 @@ class _Cover:
         stop = (starts + lengths).ravel()[used]
         ends = np.concatenate([start, stop])
         order = np.argsort(ends, kind="stable")
-        self.points = ends[order]
-        self.depth = np.cumsum(np.where(order < len(start), 1, -1))
+        self.points = ends[order]  # where the number of intervals changes, rising
+        self.depth = np.cumsum(np.where(order < len(start), 1, -1))  # intervals from each point to the next
 
     def sums_below(self, density: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """Sum, over the indices below each limit, a density that is constant from each of `points` to the next."""

@@ -49,7 +49,7 @@ class HostData:
         )
 
     def __sub__(self, other: HostData) -> HostData:
-        # A difference of two sums over a loop: the batches of one part of it.
+        """Return the batches of a part of a loop, as the difference of two sums over it."""
         negative = replace(
             other,
             batches=-other.batches,

@@ -158,7 +158,14 @@ def phase_cycles_of_ipus(trace: ExecutionTrace) -> tuple[dict[str, int], ...]:
 def execution_trace(
     executable: Executable, spans: Spans, clocks: np.ndarray, rows: Sequence[tuple[int, ...]] = ()
 ) -> ExecutionTrace:
-    """Return the trace of a run; `clocks` are the ends of IPUs, `rows` the numbers of the rows of each step."""
+    """Return the trace of a run.
+
+    Args:
+        executable: the compiled program.
+        spans: when each IPU runs each step.
+        clocks: cycle at which each IPU ends.
+        rows: numbers of the operations of each step in `Figures.step_costs`; none by default.
+    """
     row_sets: dict[tuple[int, ...], int] = {}
     row_set = [row_sets.setdefault(numbers, len(row_sets)) for numbers in rows or [()] * len(spans.nodes)]
     names: dict[str, int] = {}

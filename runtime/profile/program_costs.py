@@ -88,16 +88,16 @@ def program_costs(executable: Executable, program: Program, ids: Numbering, time
 
 
 class _Tree:
-    """One walk, with the functions whose nodes are in the tree already."""
+    """Walk over a program that makes the tree; of a large one, functions are expanded at their first call alone."""
 
     def __init__(self, executable: Executable, program: Program, ids: Numbering, timeline: Timeline) -> None:
         self.executable = executable
         self.program = program
         self.ids = ids
-        self.runs = timeline.executions
-        self.weights = run_counts(program)
+        self.runs = timeline.executions  # of each step in the run
+        self.weights = run_counts(program)  # runs of each node if every decision ran each child once
         self.is_large = fold(_num_nodes)(program) > MAX_NODES
-        self.expanded: set[Function] = set()
+        self.expanded: set[Function] = set()  # in the tree already
         # What is inside of a node that runs so many times, and its cycles: calls of a function have the same.
         self.known: dict[tuple[object, int], tuple[list[tuple[ProgramNode, np.ndarray]], np.ndarray]] = {}
 

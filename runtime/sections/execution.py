@@ -210,8 +210,8 @@ class _Tracer:
         self, program: Program, ids: Numbering, timeline: Timeline, trip_counts: Mapping[str, int], recording: Recording
     ) -> None:
         self.ids = ids
-        self.static_choices = timeline.taken
-        self.trip_counts = trip_counts
+        self.static_choices = timeline.taken  # branches assumed without a recording
+        self.trip_counts = trip_counts  # by the name of a loop
         self.names = while_names(program)
         self.recorded = {node: iter(choices) for node, choices in recording.items()}
         self.has_programs = fold(self._has_programs)  # remembered by node

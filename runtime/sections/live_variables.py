@@ -185,11 +185,11 @@ class _Frame:
         self.frame = occupancy.frames.liveness[owner]
         self.always = always
         self.bodies = bodies
-        self.starts, self.ends = starts_and_ends(self.frame)
-        self.live: dict[Variable, tuple[SortKey, LiveItem]] = {}
+        self.starts, self.ends = starts_and_ends(self.frame)  # variables, by position
+        self.live: dict[Variable, tuple[SortKey, LiveItem]] = {}  # at the current step
         self.ordered: list[tuple[SortKey, LiveItem]] = []  # of `live` those with bytes, as `_sort_items` sorts them
         self.live_bytes = 0  # of all of them
-        self.number = count()
+        self.number = count()  # of items, in the order in which they become live
         self.position = 0  # of the next step
 
     def node(self, node: Program) -> LiveNode:

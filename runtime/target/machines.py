@@ -182,7 +182,9 @@ class Machines:
         self.numbers = dict(numbers)
         self.count = count
         self.is_exact = is_exact
+        # By names of constants, see `_combinations`.
         self._distinct: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
+        # By numbers of machines: their constants, and the values that `TargetArray.recall` has computed for them.
         self._arrays: dict[tuple[int, ...], tuple[dict[str, np.ndarray], dict[Hashable, Any]]] = {}
 
     @classmethod

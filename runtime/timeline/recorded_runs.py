@@ -166,13 +166,17 @@ class _Reader:
         return effects
 
     def _effect_of(self, parts: tuple[Program, ...], caller: Origin) -> _Effect:
+        """Read the choices of the next run of parts, and return its effect: the same object for equal choices."""
         effects: _EffectList = []
         for part in parts:
             self._read(part, caller, effects)
         return self.runs.run_of(tuple(effects), self.walk.num_ipus + self.walk.slots)
 
     def _read(self, part: Program, caller: Origin, effects: _EffectList) -> None:
-        """Append the effects of a part, as `Walk.visit` runs it; parts of a block with recorded control stand alone."""
+        """Read the choices of the next run of a part, in the order of `Walk.visit`, and append its effects on clocks.
+
+        Parts of a block with recorded control are an effect each: blocks that decide alike in part share them.
+        """
         walk = self.walk
         if not walk.control.is_recorded(part):
             _append(effects, self.runs.static(walk, (part,), caller))

@@ -159,7 +159,7 @@ class _Recorder:
         self._rows: list[tuple[int, ...]] = []
         self._pipelines: list[PipelineSpan] = []
         self._run: _Run | None = None  # of the pipeline that began last
-        self._prepared = np.zeros_like(clocks.sums.work)
+        self._prepared = np.zeros_like(clocks.sums.work)  # work of steps that prepare pipelines
         self._note_clocks()
 
     def spans(self) -> TaskSpans:
