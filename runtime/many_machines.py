@@ -140,11 +140,9 @@ class ProgramCounts:
         steps, slots = self.steps(machines)
         kinds = equal_ipus(list(steps.values()))
         if kinds.max(initial=0) > 0:  # phases of no cycles on some machines: other IPUs take part there
-            cycles = np.zeros(machines.count, np.int64)
-            for kind in range(int(kinds.max()) + 1):
-                chosen = np.flatnonzero(kinds == kind)
-                cycles[chosen] = self.cycles_on(machines.subset(chosen))
-            return cycles
+            members = [np.flatnonzero(kinds == kind) for kind in range(int(kinds.max()) + 1)]
+            cycles = np.concatenate([self.cycles_on(machines.subset(of_kind)) for of_kind in members])
+            return cycles[np.argsort(np.concatenate(members))]  # back in the order of the machines
         trip_counts = self._executable.options.trip_counts
         return MachineClocks.of(self._executable.program, steps, slots, trip_counts).cycles()
 

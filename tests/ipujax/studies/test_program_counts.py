@@ -33,6 +33,16 @@ def test_phases_of_no_cycles() -> None:
     assert ProgramCounts(executable).cycles(targets).tolist() == expected
 
 
+def test_exact_cycles_are_not_rounded_where_a_step_has_no_cycles_on_some_machines() -> None:
+    executable = KINDS["branches"].compiled().executable
+    counts = ProgramCounts(executable)
+    syncs = np.array([0.0, 1.0003]) * executable.target.internal_sync_cycles
+    both = Machines(executable.target, {"internal_sync_cycles": syncs}, 2, is_exact=True)
+    alone = Machines(executable.target, {"internal_sync_cycles": syncs[1:]}, 1, is_exact=True)
+    (expected,) = counts.cycles_on(alone)
+    assert expected % 1 and counts.cycles_on(both)[1] == expected
+
+
 def test_memory_is_that_of_each_machine() -> None:
     executable = KINDS["operations"].compiled().executable
     counts = ProgramCounts(executable)
