@@ -124,6 +124,7 @@ class Memory:
             self._period_start = next(self._clock)
 
     def _drop_oldest(self, max_bytes: int, used_before: float = inf) -> None:
+        """Drop the least recently used values, of those last used before some time, until `max_bytes` remain."""
         for key in self.keys() if self.used_bytes > max_bytes else ():
             if self.used_bytes <= max_bytes or self._entries[key].last_use >= used_before:
                 break

@@ -127,6 +127,7 @@ def verdict(profile: Figures) -> Verdict:
     others = [each for each in profile.causes if each.name != COMPUTATION]  # that a change saves most of first
     saved = [removable_cycles(each.name, each.alone_cycles, computing_cycles) for each in others]
     worth = [each for each, cycles in zip(others, saved, strict=True) if cycles >= threshold]
+    # A gain is promised of causes that a change can remove as a whole, see `removable_cycles`.
     promising = [each for each, cycles in zip(others, saved, strict=True) if each.alone_cycles == cycles >= threshold]
     causes = tuple([each for each in promising if each.name != WAITS or _is_of_schedule(each, profile)][:_NUM_CAUSES])
     gains = tuple(_gain(each, profile) for each in causes)
