@@ -21,8 +21,7 @@ import numpy as np
 from ipujax.runtime.graph import Access, Axis, Dim, VertexGroup, element
 from ipujax.runtime.tensor import Affine, ElementOrder, Group, Orders, Tensor, canonical, regroup
 
-_Place = tuple[int, int]  # position in the order of an operand, and the negative stride there: sorts as the array does
-_FIXED: _Place = (-1, 0)  # place of the one digit of an axis whose order is fixed
+_FIXED = (-1, 0)  # place of the one digit of an axis whose order is fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,14 @@ class _Digit:
         axis: number of the axis.
         number: of the digit among those of the axis, outermost first.
         size: number of its values.
-        place: of the digit in an operand; `_FIXED` of an axis with a fixed order.
+        place: position in the order of an operand, and the negative stride; `_FIXED` of an axis with a fixed order.
         dimension: number of the operand, and the dimension of its array.
     """
 
     axis: int
     number: int
     size: int
-    place: _Place
+    place: tuple[int, int]
     dimension: tuple[int, int]
 
 
@@ -83,31 +82,24 @@ def in_order(group: VertexGroup, orders: Orders) -> VertexGroup:
 
 
 def dims_of_result(group: VertexGroup, access: Access, orders: Orders) -> list[list[int]]:
-    """Return an order for the array of a result: the strides of its variable in each dimension, outermost first.
+    """Return the strides in each dimension of a result; dimensions that are one in an operand's array are joined.
 
-    Dimensions that are one in an operand's array are joined: the channel groups of a table that a codelet looks up are
-    channels again, of the rows that it copied.
+    So the channel groups of a table that a codelet looks up are channels again, of the rows that it copied.
     """
     node = access.tensor.affine
     if node is None:
         return []
     operands = _operands(group, orders)
-    # By dimension of an operand's array, else by number of the result's: place and strides of each part.
-    parts_of: dict[tuple[int, int], list[tuple[_Place, list[int]]]] = {}
+    rows: dict[tuple[int, int], list[tuple[tuple[int, int], list[int]]]] = {}
     for number, (subdims, dim) in enumerate(zip(node.dims, access.dims, strict=True)):
         strides = [stride for _, stride in subdims if stride]
-        digit = _only_digit(group, dim, operands)
-        key, place = ((-1, number), _FIXED) if digit is None else (digit.dimension, digit.place)
-        outer_parts = parts_of.pop(key, [])  # a joined dimension comes where its innermost part does
-        parts_of[key] = [*outer_parts, (place, strides)]
-    return [[stride for _, strides in sorted(parts) for stride in strides] for parts in parts_of.values()]
-
-
-def _only_digit(group: VertexGroup, dim: Dim, operands: Sequence[_Operand]) -> _Digit | None:
-    """Return the digit of the axis that a dimension follows; None for several, or a fixed order."""
-    axis = _axis_of(dim)
-    digits = [] if axis is None else _digits(group, axis, operands)
-    return digits[0] if len(digits) == 1 and digits[0].place != _FIXED else None
+        axis = _axis_of(dim)
+        digits = [] if axis is None else _digits(group, axis, operands)
+        is_known = len(digits) == 1 and digits[0].place != _FIXED
+        key = digits[0].dimension if is_known else (-1, number)
+        earlier = rows.pop(key, [])  # at the place of its innermost part
+        rows[key] = [*earlier, (digits[0].place if is_known else _FIXED, strides)]
+    return [[stride for _, strides in sorted(parts) for stride in strides] for parts in rows.values()]
 
 
 def _operands(group: VertexGroup, orders: Orders) -> list[_Operand]:
@@ -193,11 +185,8 @@ def _as_array(digits: Mapping[int, Sequence[_Digit]], group: VertexGroup) -> lis
 
 
 def _as_before(digits: Mapping[int, Sequence[_Digit]]) -> list[NewAxis]:
-    """Return the axes that a group has, in the order of their outermost digits in an operand's array.
-
-    Those with a fixed order stay behind the axis before.
-    """
-    keys: list[_Place] = []
+    """Return the same axes, in the order of their outermost digits, those with a fixed order after the axis before."""
+    keys: list[tuple[int, int]] = []
     for of_axis in digits.values():
         is_fixed = of_axis[0].place == _FIXED
         keys.append((keys or [_FIXED])[-1] if is_fixed else min(digit.place for digit in of_axis))
