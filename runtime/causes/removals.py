@@ -327,7 +327,7 @@ class Removals:
         return np.stack([self._num_exchanges(cost) for cost in costs]) * self.executable.target.exchange_startup_cycles
 
     def _num_exchanges(self, cost: object) -> np.ndarray:
-        """Return how often each IPU starts an exchange within it in a step, int64[num_ipus]."""
+        """Return how often each IPU starts an exchange in a step, int64[num_ipus]."""
         target = self.executable.target
         number = np.zeros(target.num_ipus, np.int64)
         match cost:

@@ -335,7 +335,7 @@ class _FlowRows(NamedTuple):
 
 
 def _flows_of(graph: Graph, copy: Copy, source: Tensor, destination: Tensor) -> _FlowRows:
-    """Return the flows between IPUs of a part of a copy: bytes of each sender for each receiver, each sent once."""
+    """Return the flows between IPUs of a part of a copy: bytes of each sender for each receiver."""
     # Most parts of a copy between many IPUs, such as one a stage, are between two of them.
     sender = _only_ipu(graph, source)
     receiver = _only_ipu(graph, destination)

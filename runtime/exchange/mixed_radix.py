@@ -148,7 +148,7 @@ def match_subdims(node: Affine, mapping: TileMapping) -> tuple[SubDimAccess, ...
 
 
 def _match_subdim(subdim: SubDim, low: int, moving: dict[int, tuple[int, int]]) -> SubDimAccess | None:
-    """Match a sub-dimension with the dimension that moves it, of those by axis; None where that leaves its range."""
+    """Match a sub-dimension with the dimension that moves it, of those by axis; None where its steps do not fit."""
     first = low // subdim.stride % subdim.size
     for axis, (count, stride) in moving.items():
         if subdim.stride <= abs(stride) < subdim.stride * subdim.size:

@@ -44,7 +44,7 @@ class Execute(Leaf):
 
 
 def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
-    """Refuse a copy between tensors of different shape or dtype; `name` is that of its kind."""
+    """Refuse a copy between tensors of different shape or dtype; messages call it `name`."""
     a = copy.source
     b = copy.destination
     if a.shape != b.shape or a.dtype != b.dtype:

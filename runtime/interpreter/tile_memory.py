@@ -313,7 +313,7 @@ def list_messages(graph: Graph, group: VertexGroup, number: int, results: bool) 
 
 
 class _RemoteElements(NamedTuple):
-    """Elements that a tile demands and another owns, int64[n] each.
+    """Elements that a tile demands and another owns, int[n] each.
 
     Args:
         which: number of the variable.

@@ -284,7 +284,7 @@ def _find_awaited(trace: TaskTrace, is_buffered: bool) -> dict[_StageKey, _Await
 def _can_wait(layout: PipelineLayout, is_buffered: bool) -> np.ndarray:
     """Return whether a stage can wait for another, on another IPU, bool[stages, stages].
 
-    Where exchanges between IPUs are buffered, only those wait that exchange values; else all IPUs may meet in one.
+    Where exchanges between IPUs are buffered, only for those with which it exchanges values; else for all.
     """
     stages = len(layout.ipus)
     ipus = np.array(layout.ipus)

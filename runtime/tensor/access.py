@@ -141,7 +141,7 @@ def read_node(node: Node, values: Values) -> jax.Array:
 
 
 def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
-    """Read a piece of a variable's array as one static slice, else by a gather, which XLA computes far slower."""
+    """Read a piece of a variable's array as one static slice; by a gather where none fits."""
     shape = piece.shape
     if piece.is_whole:
         return _reshape(array, shape)

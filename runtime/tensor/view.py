@@ -167,7 +167,7 @@ def _python_slice(start: int, count: int, step: int) -> slice:
 
 
 def _slice_affine(node: Affine, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
-    """Slice a piece: one piece again, or several where a dimension of several strides is cut inside a row."""
+    """Slice a piece: one piece again, several where a dimension of several strides is cut in a row, or a list."""
     offset = node.offset
     dims = list(node.dims)
     cut: list[tuple[int, list[tuple[int, Group]]]] = []

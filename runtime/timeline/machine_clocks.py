@@ -66,8 +66,8 @@ class MachineClocks:
     def _run_part(self, program: Program, state: np.ndarray) -> None:
         """Advance `state` in place over one run of a part of the program.
 
-        `state` has a row for each clock, of an IPU or a buffer slot, and a column for each combination of clocks at the
-        start: one for a run, all for the max-plus matrix of a function; [rows, columns, machines].
+        `state` is [rows, columns, machines]: a row for each clock, of an IPU or a slot, and one column in a run; of the
+        max-plus matrix of a function as many columns as rows.
         """
         match program:
             case Call(function):
