@@ -47,11 +47,19 @@ from ipujax.runtime.profile.step_costs import StepCost, StepRows, step_costs
 from ipujax.runtime.profile.streamed_loops import StreamedLoop, streamed_loops
 from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
-from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info, vertex_type_bytes
+from ipujax.runtime.sections.graph_report import (
+    graph_counts,
+    graph_report,
+    optimization_info,
+    saved_languages,
+    saved_vertex_bytes,
+    saved_vertices,
+    vertex_type_bytes,
+    with_lists,
+)
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.sections.live_variables import liveness_section
 from ipujax.runtime.sections.programs import active_cycles, numbering
-from ipujax.runtime.sections.saved_graph import saved_languages, saved_vertex_bytes, saved_vertices, with_lists
 from ipujax.runtime.sections.section_fields import EXECUTION, GRAPH, HOST, TARGET, TILE_CYCLES
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
