@@ -1,4 +1,4 @@
-"""Arrays of variables while a program is traced, and what it exchanges values with: the host, a log of decisions, clocks.
+"""Arrays of variables while a program is traced, and all outside that it uses: the host, a log of decisions, clocks.
 
 Variables for values of host streams are made here. A call of the host for each decision of data-dependent control would
 take about 0.1 ms: `DecisionLog` writes rows of a node and its outcome to an array instead, which the host takes when it
