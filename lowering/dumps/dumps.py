@@ -111,7 +111,7 @@ class Dumps:
         request: dumps to write.
 
     Attributes:
-        jaxprs: the jaxpr after each pass so far, by step of `dump_request.steps`, in their order.
+        jaxprs: the jaxpr after each pass so far, by step of `steps`, in their order.
     """
 
     def __init__(self, name: str, request: DumpRequest) -> None:
