@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipujax.lowering.layout import ceil_div
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import copy_cycles, receive_code_bytes, receive_cycles, row_of, slow_copy_cycles, superstep
 from ipujax.runtime.target import Target
