@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
+from ipujax.onnx.element_types import is_text
 from ipujax.onnx.graphs import Node
 from ipujax.onnx.registry import OPERATORS, as_texts, is_static
-from ipujax.onnx.wide_values import is_text
 
 # Their results have at most as many elements as the product, or the sum, of those of their operands: what arithmetic on
 # shapes is made of. Whatever else may grow is measured by its abstract result.
