@@ -1,8 +1,8 @@
 """Element types of ONNX as dtypes of JAX, casts between them, and values that the types of JAX do not hold.
 
 A JAX cast to a float8 gives NaN where ONNX gives the largest value; a cast to 2 or 4 bits keeps the low bits in ONNX.
-Without x64, 64-bit types are JAX's 32-bit ones. Static values keep their 64 bits then. They are narrowed where they meet
-traced ones or leave the model, and there each is checked: no value is ever wrapped.
+Without x64, 64-bit types are JAX's 32-bit ones. Static values keep their 64 bits then. They are narrowed where they
+meet traced ones or leave the model, and there each is checked: no value is ever wrapped.
 
 Source: ONNX operator Cast, opset 28; OCP Microscaling Formats 1.0 for E8M0.
 """

@@ -1,10 +1,9 @@
-"""Traces of a run as plain columns: spans of the steps on each IPU, from which charts of time are drawn, and of the tasks of
-each pipeline.
+"""Traces of a run as plain columns: spans of the steps on each IPU, from which charts of time are drawn, and of tasks.
 
 Input: an `Executable`, the spans of a run, and the live bytes of each step; `TaskSpans`. Output: `ExecutionTrace`, of
 arrays and texts, whose `slices` cut its spans into phases; `TaskTrace`.
-Limits: those of `timeline.timeline` and `timeline.task_spans`. Bytes are those of all tiles; a step that several callers
-run has their maximum. Tasks have no rows where there are too many.
+Limits: those of `timeline.timeline` and `timeline.task_spans`. Bytes are those of all tiles; a step that several
+callers run has their maximum. Tasks have no rows where there are too many.
 """
 
 from __future__ import annotations

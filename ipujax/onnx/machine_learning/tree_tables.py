@@ -1,7 +1,7 @@
-"""Trees of an ensemble as tables of nodes, a row for each tree, which levels look up in; their attributes, of both forms.
+"""Trees of an ensemble as tables of nodes, a row for each tree, which levels look up in.
 
-Input: attributes, whose nodes are in any order. Output: nodes with their children, the values of leaves, `TreeTables`. A
-graph that is not a forest is refused.
+Input: attributes of both forms, whose nodes are in any order. Output: the values of leaves, and `TreeTables`. A graph
+that is not a forest is refused.
 """
 
 from __future__ import annotations

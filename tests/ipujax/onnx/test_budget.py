@@ -112,7 +112,8 @@ def test_a_product_of_static_operands_is_measured_before_it_is_computed():
 
 
 def test_operators_of_shapes_are_folded_without_an_abstract_result(monkeypatch):
-    monkeypatch.setattr(import_module("ipujax.onnx.evaluation.evaluate"), "_result_elements", lambda *_: pytest.fail("measured"))
+    evaluate = import_module("ipujax.onnx.evaluation.evaluate")
+    monkeypatch.setattr(evaluate, "_result_elements", lambda *_: pytest.fail("measured"))
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Gather", ["s", "zero"], ["g"], axis=0),
