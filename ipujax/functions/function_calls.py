@@ -1,4 +1,4 @@
-"""Calls of `ipu.jit` functions on the devices of their calls, shared by those of one Python function with equal settings.
+"""Calls of `ipu.jit` functions on their devices, shared by those of one Python function with equal settings.
 
 A call is one of `jax.jit`, with JAX's own cache, donation and dispatch. Only its first trace for new shapes differs: it
 lowers the user's function, checks that the program fits the machine, and emits the operations of the program for XLA.

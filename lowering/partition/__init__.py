@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.lowering.partition.block_values import Move as Move, Notes as Notes
+    from ipujax.lowering.partition.block_values import Notes as Notes
     from ipujax.lowering.partition.partition_cost import Estimate as Estimate, estimate as estimate
     from ipujax.lowering.partition.partition_pass import (
         NONE as NONE,
