@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from ipujax.cli import command_parts
 from ipujax.cli.command_parts import Commands, add_command, at_least, logging_at_least
-from ipujax.cli.jax_environment import applied_environment
-from ipujax.cli.script_run import run_script
+from ipujax.cli.script_run import applied_environment, run_script
 from ipujax.compiled_programs import CompiledProgram, collected_programs
 from ipujax.device import IPUModel
 from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells, types_apart
