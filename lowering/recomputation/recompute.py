@@ -16,6 +16,10 @@ A training step has three parts. Backward equations are those that JAX names aft
 `jax.checkpoint` recomputes; the update is all else that needs a gradient, which may have further forward and backward
 parts, as if a second network is trained on the results of the first.
 
+The equations of a plan are the unchanged ones of the forward part, then those of the backward part in the order of the
+plan's actions: copies of forward equations, named like those that `jax.checkpoint` repeats, and the gradient, which
+reads the latest copy of a value. Unused copies are left out.
+
 Limits: a gradient whose effects would come in another order stays unchanged. A loop over layers is one operation, whose
 gradient is another loop: the values that the first stores for each iteration of the second stay, or the entire loop is
 run again.
