@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ipujax.poplar.library import add
-from ipujax.popnn.recurrent_layers import (
+from ipujax.popnn.rnn import (
     GRADIENTS,
     RecurrentParams,
     RecurrentWeights,

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.poplar.library import add
-from ipujax.popnn.recurrent_layers import (
+from ipujax.popnn.rnn import (
     GRADIENTS,
     RecurrentParams,
     RecurrentWeights,
