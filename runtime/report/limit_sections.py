@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import Figures
-from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.text import section, share
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.views import STAGE_HEAD, STAGE_NOTE, pipeline_sentence, stage_cells, tried_changes, verdict
