@@ -36,8 +36,6 @@ from ipujax.runtime.errors import (
     shortened,
 )
 
-__all__ = ("MAX_VALUE", "InfeasibleModelError", "Model", "SearchLimitError", "Solution", "Variable")
-
 MAX_VALUE = (1 << 32) - 1  # of variables: Poplar's unsigned int
 
 
@@ -417,4 +415,5 @@ def _integer(value: Any, label: str) -> int:
     return int(value)
 
 
+__all__ = ["MAX_VALUE", "InfeasibleModelError", "Model", "SearchLimitError", "Solution", "Variable"]
 __dir__ = public_names(globals())
