@@ -187,10 +187,10 @@ def program(cache, patch):
     return single(lambda x: jnp.tanh(x @ x.T), cache)
 """,
     "cost function of the compiler": """
-import ipujax.lowering.popops.vertices.reduce_cycles as reduce_cycles
-issue_round_cycles = reduce_cycles.issue_round_cycles
+import ipujax.lowering.popops.vertices.reducers as reducers
+issue_round_cycles = reducers.issue_round_cycles
 def program(cache, patch):
-    patch.setattr(reduce_cycles, "issue_round_cycles", lambda target: issue_round_cycles(target) + {value})
+    patch.setattr(reducers, "issue_round_cycles", lambda target: issue_round_cycles(target) + {value})
     return single(lambda x: jnp.tanh(x).max(1), cache)
 """,
     "constant of the compiler": """
@@ -200,7 +200,7 @@ def program(cache, patch):
     return single(lambda x: jnp.tanh(x) * x + jnp.sin(x), cache)
 """,
     "item of a table of the compiler": """
-from ipujax.lowering.popops.vertices.reduce_cycles import _EXTRA_CYCLES
+from ipujax.lowering.popops.vertices.reducers import _EXTRA_CYCLES
 def program(cache, patch):
     patch.setitem(_EXTRA_CYCLES, "max", 10 * ({value}))
     return single(lambda x: jnp.tanh(x).max(1), cache)

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from ipujax.calls import Replication
     from ipujax.checking import CheckReport
     from ipujax.compiled_programs import TracedCall
-    from ipujax.functions.function_calls import FunctionCalls
+    from ipujax.functions.function_calls import FunctionCalls, SharedCalls
     from ipujax.functions.function_compiler import UnusedSettings
-    from ipujax.functions.shared_calls import SharedCalls
     from ipujax.runtime.report import Profile
     from ipujax.sharding import ShardingSettings
     from ipujax.stages import Lowered, Traced
@@ -458,7 +457,7 @@ def jitted(fun: Callable[..., Any], args: tuple[Any, ...]) -> tuple[IpuFunction[
 def _shared_calls() -> SharedCalls:
     """Import the compiler."""
     with collecting_rarely():
-        from ipujax.functions.shared_calls import SHARED_CALLS
+        from ipujax.functions.function_calls import SHARED_CALLS
 
         return SHARED_CALLS
 

@@ -220,7 +220,7 @@ class Lowered(Stage):
         if computation is not None:
             results: Sequence[Any] = computation(*operands)
             return results
-        from ipujax.program_evaluation import evaluate_program
+        from ipujax.lowering_plan.program_evaluation import evaluate_program
 
         with collecting_rarely():
             return evaluate_program(self.planned, operands, self.calls, log)

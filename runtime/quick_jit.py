@@ -1,7 +1,5 @@
 """JAX's `jit` for functions that run once: compiled without XLA's slow optimisations, which takes half of the time."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from ipujax.runtime.names_at_import import jax_jit

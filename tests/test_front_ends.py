@@ -20,7 +20,7 @@ from tests.test_rooms import FRONT_ENDS
 
 MAX_NAMES = 20
 # Modules of the rest that import a front end, when a user asks for it: a command on a file that ends with .onnx.
-DOORS = {"ipujax.cli.named_files": "ipujax.onnx"}
+DOORS = {"ipujax.cli.command_parts": "ipujax.onnx"}
 NAMES = "|".join(NAMES_OF_FRONT_ENDS)
 IMPORT_IN_TEXT = re.compile(rf"\b(import|from) ipujax\.({NAMES})\b|\bfrom ipujax import [\w, ]*\b({NAMES})\b")
 TESTS = {

@@ -1,8 +1,7 @@
 """The command line `ipujax`, a file a command.
 
 commands.py            all commands: the parser, exit codes, and errors as texts
-command_parts.py       parts that every command has
-named_files.py         scripts, modules and ONNX models that are named as arguments
+command_parts.py       parts that commands share: parser, files and modules as arguments, output
 info_command.py        ipujax info
 demo_command.py        ipujax demo
 profile_command.py     ipujax profile SCRIPT

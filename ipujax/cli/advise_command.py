@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipujax.cli.command_parts import Commands, add_command, logging_at_least
-from ipujax.cli.named_files import add_script_arguments, script_command
+from ipujax.cli.command_parts import Commands, add_command, add_script_arguments, logging_at_least, script_command
 from ipujax.cli.script_run import run_script
 from ipujax.compiled_programs import TracedCall, traced_calls
 from ipujax.jit import function_of

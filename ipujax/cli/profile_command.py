@@ -21,10 +21,9 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipujax.cli import named_files
+from ipujax.cli import command_parts
 from ipujax.cli.command_parts import Commands, add_command, at_least, logging_at_least
-from ipujax.cli.jax_environment import applied_environment
-from ipujax.cli.script_run import run_script
+from ipujax.cli.script_run import applied_environment, run_script
 from ipujax.compiled_programs import CompiledProgram, collected_programs
 from ipujax.device import IPUModel
 from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells, types_apart
@@ -96,23 +95,23 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "the ONNX model"
     )
     add("--html", metavar="PATH", help=page_help)
-    named_files.add_onnx_arguments(parser)
-    named_files.add_script_arguments(parser)
+    command_parts.add_onnx_arguments(parser)
+    command_parts.add_script_arguments(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     check_environment()  # a wrong log level is an error of this command, not a traceback of the script
     DumpRequest.from_environment()
-    command = named_files.script_command(args, takes_models=True)
+    command = command_parts.script_command(args, takes_models=True)
     if args.save is not None:
         _make_folder(args.save)
     is_module = command[0] == "-m"
     script = command[is_module]
-    if named_files.is_onnx_file(script) and not is_module:
+    if command_parts.is_onnx_file(script) and not is_module:
         _check_no_jax_arguments(args)
-        _show(script, Path(script).name, {Path(script).stem: named_files.onnx_profile(script, args)}, None, args, {})
+        _show(script, Path(script).name, {Path(script).stem: command_parts.onnx_profile(script, args)}, None, args, {})
         return 0
-    named_files.check_no_onnx_arguments(args)
+    command_parts.check_no_onnx_arguments(args)
     process = os.getpid()
     device = None if args.device is None else _device(args.device)
     file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name

@@ -10,8 +10,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipujax.cli.command_parts import Commands, add_command, has_colours, say
-from ipujax.cli.named_files import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
+from ipujax.cli.command_parts import (
+    Commands,
+    add_command,
+    add_onnx_arguments,
+    check_no_onnx_arguments,
+    has_colours,
+    is_onnx_file,
+    onnx_profile,
+    say,
+)
 from ipujax.runtime.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from ipujax.cli.command_parts import Commands, add_command, at_least
-from ipujax.cli.named_files import add_script_arguments, script_command
+from ipujax.cli.command_parts import Commands, add_command, add_script_arguments, at_least, script_command
 from ipujax.distributed.launcher import DEFAULT_PREFIX, Launch, launch
 
 _HELP = """

@@ -24,8 +24,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ipujax.device import Device, IPUModel, check_device, current_device
-from ipujax.jax_scripts.batch_split import BatchSplit
-from ipujax.jax_scripts.compiling import profiles_of
+from ipujax.jax_scripts.compiling import BatchSplit, profiles_of
 from ipujax.jax_scripts.cycle_estimates import Estimate, estimate_of
 from ipujax.jax_scripts.dispatch import watched
 from ipujax.jax_scripts.places import defining_class

@@ -1,10 +1,16 @@
 """Record of the functions that a script compiles with JAX: signatures, how often each was called, where.
 
 Input: calls, from `watched`. Output: a `FunctionRecord` for each function and signature.
+
+Primitives that libraries and scripts define are replaced by the equations that implement them: control flow, calls of
+the host and products inside such a primitive, as in `lineax.linear_solve`, are no part of the jaxpr that has it; the
+compiler lowers them all the same.
+Limits: an implementation that is no JAX code stays a primitive.
 """
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 import sys
@@ -12,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock, local
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -20,14 +26,46 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import jax
 
 from ipujax.jax_scripts.equal_calls import CallSamples, Signatures
-from ipujax.jax_scripts.library_primitives import has_library_primitives, with_implementations
-from ipujax.jax_scripts.places import CallPlace, PlaceFinder, has_place, is_defined_by_jax
+from ipujax.jax_scripts.places import CallPlace, PlaceFinder, has_place, is_defined_by_jax, is_of_script_or_library
 from ipujax.jax_scripts.running_again import can_run_again
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr
-from ipujax.lowering.jaxpr import equations, primitive_names
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, call_equation, traced_impl
+from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, primitive_names, with_equations, with_inner
 from ipujax.lowering.source_info import common_function, common_functions, source_line
 from ipujax.runtime.errors import IpuError, file_name, is_installed
 from ipujax.sharding import NO_SHARDINGS, CallShardings, ShardingSettings
+
+
+def has_library_primitives(jaxpr: Jaxpr) -> bool:
+    """Return whether a jaxpr, or one inside it, has an equation of such a primitive."""
+    return any(map(_is_of_library, equations(jaxpr)))
+
+
+def with_implementations(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Return the jaxpr with implementations in place of these primitives; one without any stays the same object."""
+    return everywhere(_implemented_body)(jaxpr)
+
+
+def _implemented_body(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
+    eqns = [_implemented(eqn, inside) for eqn in jaxpr.jaxpr.eqns]
+    return with_equations(jaxpr, eqns)
+
+
+def _implemented(eqn: JaxprEqn, inside: Rewrite) -> JaxprEqn:
+    if not _is_of_library(eqn):
+        return with_inner(eqn, inside)
+    callee = traced_impl(eqn)
+    if callee is None or eqn.primitive.name in primitive_names(callee.jaxpr):  # it would be replaced without end
+        return eqn
+    return call_equation(eqn.invars, eqn.outvars, inside(callee), eqn)
+
+
+def _is_of_library(eqn: JaxprEqn) -> bool:
+    implementation = inspect.unwrap(eqn.primitive.impl)
+    while isinstance(implementation, partial):
+        implementation = inspect.unwrap(implementation.func)
+    code = getattr(implementation, "__code__", None)
+    return code is not None and is_of_script_or_library(code.co_filename)
+
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of Python functions in a jaxpr
 _CONTROL_ON_DATA = frozenset(("while", "cond"))

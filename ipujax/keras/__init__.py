@@ -48,8 +48,8 @@ from ipujax.keras import (  # noqa: E402
 from ipujax.keras.callbacks import ProfileLogger as ProfileLogger  # noqa: E402
 from ipujax.keras.config import IPUConfig as IPUConfig  # noqa: E402
 from ipujax.keras.ipu_strategy import IPUStrategy as IPUStrategy  # noqa: E402
-from ipujax.keras.stages.layer_stages import PipelineStage as PipelineStage  # noqa: E402
-from ipujax.keras.stages.stage_assignment import PipelineStageAssignment as PipelineStageAssignment  # noqa: E402
+from ipujax.keras.layer_stages import PipelineStage as PipelineStage  # noqa: E402
+from ipujax.keras.stage_assignment import PipelineStageAssignment as PipelineStageAssignment  # noqa: E402
 
 keras.ipu = _sys.modules[__name__]
 __dir__ = _public_names(globals(), "config", "ipu_strategy", "keras", "ops", "utils")

@@ -28,13 +28,12 @@ import keras
 
 import ipujax as ipu
 from ipujax.front_end import Log, checking_calls, whole_number
-from ipujax.keras import model_state
+from ipujax.keras import layer_stages, model_state, stage_assignment
 from ipujax.keras.config import IPUConfig, get_ipu_config
-from ipujax.keras.execution.device_loop import Execution, execution_key
-from ipujax.keras.execution.model_steps import first_of, predict_step, test_step, train_step
-from ipujax.keras.execution.update_counts import CheckUpdates, check_last_batch
+from ipujax.keras.device_loop import Execution, execution_key
 from ipujax.keras.layer_places import record_compiled, recorded_places
-from ipujax.keras.stages import layer_stages, stage_assignment
+from ipujax.keras.model_steps import first_of, predict_step, test_step, train_step
+from ipujax.keras.update_counts import CheckUpdates, check_last_batch
 
 FILE = "model.ipujax"
 _STEP = "a layer of the model, or code around the call of the program that is returned"

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras as _keras
 
-from ipujax.keras.stages.layer_stages import PipelineStage as PipelineStage
+from ipujax.keras.layer_stages import PipelineStage as PipelineStage
 
 ipu: ModuleType  # `ipujax.keras`, which sets it
 

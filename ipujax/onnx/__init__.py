@@ -11,8 +11,6 @@
     scores = session(images)
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec as _find_spec
 
 if _find_spec("onnx") is None:

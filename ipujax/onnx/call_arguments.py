@@ -12,10 +12,9 @@ import numpy as np
 
 from ipujax.front_end import nearest
 from ipujax.onnx.budget import Budget
-from ipujax.onnx.element_types import canonical, is_floating
+from ipujax.onnx.element_types import canonical, check_held, is_floating, typed_array
 from ipujax.onnx.graphs import Dim, Graph, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.wide_values import check_held, typed_array
 
 
 def check_mapping(names: Any, label: str) -> None:

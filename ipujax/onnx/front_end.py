@@ -10,6 +10,13 @@ in_iteration, key_in_iteration   keys of operators that draw numbers in loops
 narrowed, sides_of, sides_beyond, Saturated, REMEDY   numbers that 32 bits do not hold
 """
 
+from ipujax.onnx.element_types import (
+    REMEDY as REMEDY,
+    Saturated as Saturated,
+    narrowed as narrowed,
+    sides_beyond as sides_beyond,
+    sides_of as sides_of,
+)
 from ipujax.onnx.evaluation import (
     Settings as Settings,
     check_operators as check_operators,
@@ -25,10 +32,3 @@ from ipujax.onnx.reading import (
     replace_nodes as replace_nodes,
 )
 from ipujax.onnx.registry import OPERATORS as OPERATORS, STANDARD_DOMAIN as STANDARD_DOMAIN, is_static as is_static
-from ipujax.onnx.wide_values import (
-    REMEDY as REMEDY,
-    Saturated as Saturated,
-    narrowed as narrowed,
-    sides_beyond as sides_beyond,
-    sides_of as sides_of,
-)

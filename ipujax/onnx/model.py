@@ -23,10 +23,10 @@ from ipujax.onnx.call_arguments import (
     checked_static,
     with_shapes,
 )
+from ipujax.onnx.element_types import is_text, is_wide_enabled, narrowed, sides_of
 from ipujax.onnx.evaluation import Settings, check_constants, check_operators, evaluate, shape_sources
 from ipujax.onnx.graphs import Graph, ValueInfo
 from ipujax.onnx.reading import Source, read_graph
-from ipujax.onnx.wide_values import is_text, is_wide_enabled, narrowed, sides_of
 
 _LOG = Log("jit")
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))

@@ -1,7 +1,5 @@
 """Errors of ONNX models, all `ipujax.IpuError`s."""
 
-from __future__ import annotations
-
 from ipujax.front_end import ArgumentValueError
 
 

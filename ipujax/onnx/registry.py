@@ -32,8 +32,8 @@ import numpy as np
 
 from ipujax.front_end import ArgumentTypeError
 from ipujax.onnx.bounded_values import BoundedSequence, TracedOptional
+from ipujax.onnx.element_types import Saturated
 from ipujax.onnx.onnx_errors import TracedOperandError
-from ipujax.onnx.wide_values import Saturated
 
 # Keyword-only parameters that are not attributes, with the values that the evaluator passes.
 NODE_FACTS: Mapping[str, str] = {

@@ -3,8 +3,6 @@
 Source: `willow/include/popart` of github:graphcore/popart. Members are integers, as programs store them in attributes.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

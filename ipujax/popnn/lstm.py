@@ -20,8 +20,16 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.poplar.library import add
-from ipujax.popnn.recurrent_operands import RecurrentParams, RecurrentWeights, check, create_operands
-from ipujax.popnn.recurrent_passes import GRADIENTS, backward, forward, weight_gradients
+from ipujax.popnn.rnn import (
+    GRADIENTS,
+    RecurrentParams,
+    RecurrentWeights,
+    backward,
+    check,
+    create_operands,
+    forward,
+    weight_gradients,
+)
 from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat

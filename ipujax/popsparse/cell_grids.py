@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import reduce_cycles
 from ipujax.lowering.popsparse import block_products, dynamic_cycles, sampled_products, static_cycles
 from ipujax.lowering.rules import codelet_call_p, take_rows
 from ipujax.runtime.target import Target, preset

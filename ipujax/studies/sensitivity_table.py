@@ -29,8 +29,7 @@ from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Machines, Target, constants_of, nearest, perturbed_constants
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import MachineClocks
-from ipujax.studies.point_costs import PlanCosts, Work
-from ipujax.studies.points import point_of
+from ipujax.studies.point_costs import PlanCosts, Work, point_of
 
 Row = Mapping[str, Any]
 _PERTURBATION = 1e-3  # relative change of a constant, each way

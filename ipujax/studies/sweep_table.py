@@ -15,8 +15,7 @@ from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.document import Section, Tab, bokeh, chart_place, document
 from ipujax.runtime.profile import write_csv, write_text
 from ipujax.runtime.target import nearest
-from ipujax.studies.point_costs import PointCost
-from ipujax.studies.points import Job, Point
+from ipujax.studies.point_costs import Job, Point, PointCost
 
 COSTS = ("cycles", "seconds", "joules", "max_tile_bytes", "fits", "plan", "error")
 _SHOWN_ROWS = 20

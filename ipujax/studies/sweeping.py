@@ -27,8 +27,18 @@ from ipujax.runtime.logs import progress_line
 from ipujax.runtime.signatures import checking_calls
 from ipujax.stages import Traced
 from ipujax.storage.versions import compiler_state
-from ipujax.studies.point_costs import PlanCosts, PointCost, Work, costs_in_process
-from ipujax.studies.points import Changes, Job, Plan, Point, jobs_of, points_of
+from ipujax.studies.point_costs import (
+    Changes,
+    Job,
+    Plan,
+    PlanCosts,
+    Point,
+    PointCost,
+    Work,
+    costs_in_process,
+    jobs_of,
+    points_of,
+)
 from ipujax.studies.sweep_file import SweepFile
 from ipujax.studies.sweep_table import Sweep
 

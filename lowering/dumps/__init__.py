@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.lowering.dumps.dump_request import (
+    from ipujax.lowering.dumps.dumps import (
         ENVIRONMENT as ENVIRONMENT,
         LOWERED as LOWERED,
         TRACE as TRACE,
         DumpRequest as DumpRequest,
-        steps as steps,
-    )
-    from ipujax.lowering.dumps.dumps import (
         Dumps as Dumps,
         intermediate_json as intermediate_json,
+        steps as steps,
         write_json as write_json,
     )
     from ipujax.lowering.dumps.json_forms import EquationKinds as EquationKinds, tile_map as tile_map

@@ -1,20 +1,28 @@
-"""Dumps of one lowering, each written as soon as its form exists: they are on disk if a later pass fails.
+"""Dumps of one lowering, as environment variables ask, each written as soon as its form exists: they are on disk if a
+later pass fails.
 
-Input: the jaxpr after each pass, then graph and program. Output: files `FUNCTION.PASS.dot`, `FUNCTION.ir.json` and
-`FUNCTION.tiles.json`, as the environment asks. The files are replaced when the program is planned again, and by another
-function, or another shape, of the same name. The file of intermediate forms holds
+    IPUJAX_DOT         after:PASS[,after:PASS…]: DOT of the jaxpr after a pass ("trace": before the first), and after
+                       "lower" of the graph
+    IPUJAX_DUMP        ir, tiles, or both with a comma: JSON of jaxprs, graph and program; tile map of variables
+    IPUJAX_DUMP_DIR    their folder, created if absent; by default the current folder
+
+Input: these variables, read at each lowering; the jaxpr after each pass, then graph and program. Output: files
+`FUNCTION.PASS.dot`, `FUNCTION.ir.json` and `FUNCTION.tiles.json`. They are replaced when the program is planned again,
+and by another function, or another shape, of the same name. The file of intermediate forms holds
 
     {"format": "ipujax ir", "version": 1, "function": "step", "passes": [{"name": "trace", "jaxpr": 0}, …],
      "jaxprs": see `json_forms`, "graph": the same, "failed": {"step": "fuse", "error": "TypeError: …"}}
 
 "graph" is null where there is none yet, "failed" where nothing did. A pass that changes nothing names the jaxpr before.
+Source: PopART user guide, "Environment variables": DOT checks, tensor tile map, the dump of the IR.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -22,12 +30,67 @@ from pathlib import Path
 from typing import Any
 
 from ipujax.lowering.dumps.dot import graph_dot, jaxpr_dot
-from ipujax.lowering.dumps.dump_request import DUMP, LOWERED, DumpRequest, steps
 from ipujax.lowering.dumps.json_forms import JaxprList, graph_json, tile_map
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, IpuError
 from ipujax.runtime.files import file_problem, write_file
 from ipujax.runtime.graph import Graph, Program
+from ipujax.runtime.target import nearest
+
+DOT, DUMP, FOLDER = "IPUJAX_DOT", "IPUJAX_DUMP", "IPUJAX_DUMP_DIR"
+ENVIRONMENT = (DOT, DUMP, FOLDER)
+LOWERED = "lower"  # behind all passes: the graph
+TRACE = "trace"  # before all passes
+KINDS = ("ir", "tiles")
+_AFTER = "after:"
+
+
+def steps() -> tuple[str, ...]:
+    """Steps of a lowering, in order."""
+    from ipujax.lowering.passes import PASSES  # a request without dumps needs no passes
+
+    return TRACE, *(name for name, _ in PASSES), LOWERED
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRequest:
+    """Dumps to write.
+
+    Args:
+        dots: steps after which DOT is written.
+        kinds: dumps of KINDS to write.
+        folder: folder of the files.
+    """
+
+    dots: frozenset[str]
+    kinds: frozenset[str]
+    folder: Path
+
+    @staticmethod
+    def from_environment() -> DumpRequest:
+        """Read the request from the environment; refuse unknown passes and kinds of dumps."""
+        dots = os.environ.get(DOT, "")
+        dumps = os.environ.get(DUMP, "")
+        after = [_step_of(part.strip()) for part in dots.split(",") if part.strip()]
+        kinds = [part.strip() for part in dumps.split(",") if part.strip()]
+        for kind in kinds:
+            _check_name(kind, KINDS, f"{DUMP} names an unknown dump: {kind!r}")
+        return DumpRequest(frozenset(after), frozenset(kinds), Path(os.environ.get(FOLDER) or "."))
+
+
+def _step_of(part: str) -> str:
+    """The step in `after:STEP`."""
+    if not part.startswith(_AFTER):
+        raise ArgumentError(f"{DOT} must name a pass", expected="after:PASS, after:PASS, …", got=repr(part))
+    name = part.removeprefix(_AFTER)
+    _check_name(name, steps(), f"{DOT} names an unknown pass: {name!r}")
+    return name
+
+
+def _check_name(name: str, valid: Sequence[str], message: str) -> None:
+    if name not in valid:
+        raise ArgumentError(message, expected=f"one of {', '.join(valid)}", got=repr(name), hint=nearest(name, valid))
+
 
 VERSION = 1
 
@@ -48,7 +111,7 @@ class Dumps:
         request: dumps to write.
 
     Attributes:
-        jaxprs: the jaxpr after each pass so far, by step of `dump_request.steps`, in their order.
+        jaxprs: the jaxpr after each pass so far, by step of `steps`, in their order.
     """
 
     def __init__(self, name: str, request: DumpRequest) -> None:

@@ -1,4 +1,4 @@
-"""Tile mappings: linear, by a planner's grid, and like that of another tensor.
+"""Tile mappings: linear, by a planner's grid, and like that of another tensor; linear copies of huge views.
 
 Source: poplibs `poputil/TileMapping.cpp`, `popops/ElementWiseUtil.cpp` (reference machine.md §3).
 """
@@ -13,11 +13,14 @@ import numpy as np
 from ipujax.lowering.layout.digits import variable_blocks, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph, tile_gap
+from ipujax.runtime.graph import Builder, Copy, Graph, tile_gap
 from ipujax.runtime.tensor import (
     Affine,
     Blocked,
+    Concat,
     Flat,
+    Node,
+    Reshaped,
     Tensor,
     TileMapping,
     Variable,
@@ -239,3 +242,22 @@ def _mapping_of_reshape(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping
     if len(starts) > 4 * np.unique(tiles).size:
         return None
     return flat_mapping(prod(shape), starts, tiles)
+
+
+# Assumed: each listed element of a view takes 16 bytes and 20 ns of the compiler.
+_MAX_LISTED_ELEMENTS = 1 << 25
+
+
+def copied_if_huge(builder: Builder, x: Tensor) -> Tensor:
+    """Returns the tensor, or a copy in a variable if further views of it would list very many elements."""
+    graph = builder.graph
+    if x.size <= _MAX_LISTED_ELEMENTS or not _is_reshaped(x.node):
+        return x
+    map_linearly(graph, x)
+    out = graph.add_variable(x.shape, x.dtype, f"{builder.name}/rearranged", linear_mapping(graph, x.size, x.dtype))
+    builder.prog.add(Copy(x, out, f"{builder.name}/rearrange", graph.origin))
+    return out
+
+
+def _is_reshaped(node: Node) -> bool:
+    return isinstance(node, Reshaped) or (isinstance(node, Concat) and any(map(_is_reshaped, node.parts)))

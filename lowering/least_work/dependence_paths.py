@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import Body, bodies, scan_body, sum_carries
 from ipujax.lowering.least_work.equation_floor import EquationCost
-from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES
+from ipujax.lowering.popops.vertices.reducers import LAUNCH_CYCLES
 from ipujax.runtime.target import Target
 
 

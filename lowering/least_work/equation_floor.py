@@ -32,7 +32,7 @@ from ipujax.lowering.popops.vertices.kernel_cycles import (
     smallest_kernel_cycles,
     smallest_vertex_cycles,
 )
-from ipujax.lowering.popops.vertices.reduce_cycles import least_reduced_cycles, smallest_reduction_cycles
+from ipujax.lowering.popops.vertices.reducers import least_reduced_cycles, smallest_reduction_cycles
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.rules.numerics.elementwise import op_of, unchanged_operand
 from ipujax.runtime.target import Target

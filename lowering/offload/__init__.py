@@ -17,11 +17,4 @@ from ipujax.lowering.offload.offload import (
     Offloading as Offloading,
     offload as offload,
 )
-from ipujax.lowering.offload.primitives import (
-    MOVES as MOVES,
-    remote_load_p as remote_load_p,
-    remote_put_p as remote_put_p,
-    remote_rows_p as remote_rows_p,
-    remote_store_p as remote_store_p,
-    remote_update_p as remote_update_p,
-)
+from ipujax.lowering.offload.primitives import MOVES as MOVES

@@ -39,8 +39,7 @@ from ipujax.lowering.jax_compat import (
     shape_of,
 )
 from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables, variables_read
-from ipujax.lowering.offload.counted_rows import reads_row, rows_by_counter
-from ipujax.lowering.offload.nested_rows import Rows, read_by_number
+from ipujax.lowering.offload.loop_rows import Rows, read_by_number, reads_row, rows_by_counter
 from ipujax.lowering.offload.primitives import host_send_p, remote_load_p, remote_rows_p
 from ipujax.lowering.offload.row_access import row_access
 from ipujax.lowering.offload.row_updates import is_reshape

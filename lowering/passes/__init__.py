@@ -44,7 +44,6 @@ from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.fuse import (
     fuse,
     fuse_equations as fuse_equations,
-    fused_p as fused_p,
     fuser as fuser,
     index_space as index_space,
     is_unit_view as is_unit_view,

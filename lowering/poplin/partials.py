@@ -18,7 +18,7 @@ from ipujax.lowering.poplin.spec import arithmetic_of
 from ipujax.lowering.popops import Op, longest_share, reduce_partials, stages
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import copy_cycles, receive_cycles, slow_copy_cycles, superstep, sync_cycles

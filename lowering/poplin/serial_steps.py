@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ipujax.lowering.layout import MemoryOrder, linear_mapping, mapping_like
+from ipujax.lowering.layout.mapping import copied_if_huge
 from ipujax.lowering.popops import advance, map_for_slicing, new_counter, new_stack, push, slot_of, slots_first
-from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.runtime.graph import Builder, Copy, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Blocked, Tensor, concat
 

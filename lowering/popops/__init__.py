@@ -78,8 +78,11 @@ from ipujax.lowering.popops.maps.rows import (
     sort as sort,
     top_k as top_k,
 )
-from ipujax.lowering.popops.reductions.partials import reduce_partials as reduce_partials
-from ipujax.lowering.popops.reductions.partials_cost import longest_share as longest_share, stages as stages
+from ipujax.lowering.popops.reductions.partials import (
+    longest_share as longest_share,
+    reduce_partials as reduce_partials,
+    stages as stages,
+)
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices as add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS as OP_COSTS
 from ipujax.lowering.popops.vertices.emulation import kind_of as kind_of

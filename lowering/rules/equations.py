@@ -21,9 +21,9 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import ValueRoles, primitive_names
 from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.layout import map_linearly
+from ipujax.lowering.layout.mapping import copied_if_huge
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops import SCATTERS
-from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
 from ipujax.lowering.rules.base.context import Context, FunctionKey, LastReads, LaterValues, LoweredFunction, RowSum
 from ipujax.lowering.rules.base.fallback import fallback, has_work

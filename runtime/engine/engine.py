@@ -23,11 +23,10 @@ from typing import Any
 import jax
 
 from ipujax.runtime.analysis import EffectsOf
-from ipujax.runtime.engine.decision_log import DecisionLog
 from ipujax.runtime.engine.engine_plan import EnginePlan
 from ipujax.runtime.engine.replicated import ReplicatedProgram
 from ipujax.runtime.engine.single import EngineProgram, Streams
-from ipujax.runtime.engine.values import Outside, StepClock
+from ipujax.runtime.engine.values import DecisionLog, Outside, StepClock
 from ipujax.runtime.graph import CrossReplicaCopy, Graph, HostStream, Program, RemoteIn, RemoteOut, distinct
 from ipujax.runtime.host import ALONE, GuardedHost, HostCalls, Instances
 from ipujax.runtime.tensor import Variable

@@ -10,7 +10,6 @@ from ipujax.runtime.memory.always_live import (
 from ipujax.runtime.memory.contents import TileContents as TileContents, VariableTiles as VariableTiles
 from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, starts_and_ends as starts_and_ends
-from ipujax.runtime.memory.live_bytes import LiveBytes as LiveBytes
 from ipujax.runtime.memory.live_item import (
     ALWAYS_ROLES as ALWAYS_ROLES,
     BUFFERS as BUFFERS,
@@ -18,7 +17,7 @@ from ipujax.runtime.memory.live_item import (
     ROLES as ROLES,
     LiveItem as LiveItem,
 )
-from ipujax.runtime.memory.memory_breakdown import BreakdownRow as BreakdownRow
+from ipujax.runtime.memory.memory_breakdown import BreakdownRow as BreakdownRow, LiveBytes as LiveBytes
 from ipujax.runtime.memory.out_of_memory import (
     Attempt as Attempt,
     attempt_lines as attempt_lines,

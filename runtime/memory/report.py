@@ -48,9 +48,8 @@ from ipujax.runtime.memory.contents import (
 )
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
-from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
 from ipujax.runtime.memory.live_item import ROLES, LiveItem, TilePeak, step_name
-from ipujax.runtime.memory.memory_breakdown import MemoryBreakdown, memory_breakdown
+from ipujax.runtime.memory.memory_breakdown import LiveBytes, MemoryBreakdown, live_bytes, memory_breakdown
 from ipujax.runtime.memory.overwritten_operands import with_results_in_place
 from ipujax.runtime.memory.packing import round_up
 from ipujax.runtime.not_copied import ReadOnlyMapping, Shared

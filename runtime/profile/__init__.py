@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         TRACE_PHASES as TRACE_PHASES,
         ExecutionTrace as ExecutionTrace,
         Slices as Slices,
+        TaskTrace as TaskTrace,
         phase_cycles_of_ipus as phase_cycles_of_ipus,
         slices as slices,
     )
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         has_backward as has_backward,
         origin_of_row as origin_of_row,
     )
-    from ipujax.runtime.profile.task_trace import TaskTrace as TaskTrace
     from ipujax.runtime.profile.text import (
         Row as Row,
         coloured as coloured,

@@ -1,8 +1,9 @@
-"""Execution trace: spans of the steps on each IPU as plain columns, from which charts of time are drawn.
+"""Traces of a run as plain columns: spans of the steps on each IPU, from which charts of time are drawn, and of tasks.
 
-Input: an `Executable`, the spans of a run, and the live bytes of each step. Output: `ExecutionTrace`, of arrays and
-texts; `slices` cuts its spans into phases.
-Limits: those of `timeline.timeline`. Bytes are those of all tiles; a step that several callers run has their maximum.
+Input: an `Executable`, the spans of a run, and the live bytes of each step; `TaskSpans`. Output: `ExecutionTrace`, of
+arrays and texts, whose `slices` cut its spans into phases; `TaskTrace`.
+Limits: those of `timeline.timeline` and `timeline.task_spans`. Bytes are those of all tiles; a step that several
+callers run has their maximum. Tasks have no rows where there are too many.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.files.figure_kinds import Row
 from ipujax.runtime.files.figure_records import Length
-from ipujax.runtime.files.kinds import Integer, List
-from ipujax.runtime.graph import Branch, Leaf, Loop, Program
+from ipujax.runtime.files.kinds import Integer, List, Record, Text
+from ipujax.runtime.graph import TASK_KINDS, Branch, Leaf, Loop, PipelineLayout, Program
 from ipujax.runtime.profile.attribution import label
 from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.tensor import Origin, readable_name
-from ipujax.runtime.timeline import PHASES, Spans
+from ipujax.runtime.timeline import PHASES, Spans, TaskSpans
 from ipujax.runtime.timeline.clocks import EXCHANGE, SYNC
 
 TRACE_PHASES = (*PHASES, "idle")
@@ -233,3 +234,90 @@ def _live_bytes(executable: Executable) -> dict[Program, int]:
         if node.live_bytes is not None:
             live[node.program] = max(live.get(node.program, 0), always_bytes + node.live_bytes)
     return live
+
+
+_TASK = Row((Integer(), Text(TASK_KINDS)))
+_PIPELINE = Record(
+    {"name": Text(), "schedule": Text(), "ipus": List(Integer(below="IPUs"), minimum=1), "micro_batches": Integer(1)}
+    | {"tasks": List(_TASK), "links": List(Row((_TASK, _TASK)))}
+)
+_OF_PIPELINES = List(Integer(), "pipelines")
+_OF_TASKS = List(Integer(), "tasks")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskTrace:
+    """The tasks of all pipelines in program order; those of one IPU are sorted by time.
+
+    Args:
+        pipelines: layout of each pipeline.
+        pipeline_start: cycle at which the first task of each begins, int64[pipelines].
+        pipeline_end: cycle at which its last task ends, int64[pipelines]; 0, as its start, if it has no tasks here.
+        pipeline: the pipeline of each task, int64[tasks].
+        stage: its stage, int64[tasks].
+        kind: index of its kind in `TASK_KINDS`, int64[tasks].
+        micro_batch: its micro-batch, int64[tasks].
+        start: cycle at which its work begins, after its waits, int64[tasks].
+        end: cycle at which it ends, int64[tasks].
+        busy: busy cycles of its IPU from `start` to `end`, int64[tasks].
+        waited: idle cycles of its IPU since its task before, or the start of the pipeline, int64[tasks].
+    """
+
+    pipelines: Annotated[tuple[PipelineLayout, ...], List(_PIPELINE, "pipelines")]
+    pipeline_start: Annotated[np.ndarray, _OF_PIPELINES]
+    pipeline_end: Annotated[np.ndarray, _OF_PIPELINES]
+    pipeline: Annotated[np.ndarray, List(Integer(below="pipelines"), "tasks")]
+    stage: Annotated[np.ndarray, _OF_TASKS]
+    kind: Annotated[np.ndarray, List(Integer(maximum=len(TASK_KINDS) - 1), "tasks")]
+    micro_batch: Annotated[np.ndarray, _OF_TASKS]
+    start: Annotated[np.ndarray, _OF_TASKS]
+    end: Annotated[np.ndarray, _OF_TASKS]
+    busy: Annotated[np.ndarray, _OF_TASKS]
+    waited: Annotated[np.ndarray, _OF_TASKS]
+
+    def __len__(self) -> int:
+        return len(self.pipeline)
+
+    @property
+    def ipu(self) -> np.ndarray:
+        """The IPU of each task, int64[tasks]."""
+        ipus = [np.array(layout.ipus, np.int64) for layout in self.pipelines]
+        first = np.cumsum([0, *(len(each) for each in ipus)])
+        return np.concatenate([*ipus, np.zeros(0, np.int64)])[first[self.pipeline] + self.stage]
+
+    def label(self, task: int) -> str:
+        """Return stage, kind and micro-batch of a task by its number, and its pipeline where there are several."""
+        kind = self.kind_name(task).replace("_", " of ")
+        text = f"stage {self.stage[task]}, {kind}, micro-batch {self.micro_batch[task]}"
+        return text if len(self.pipelines) == 1 else f"{text} of {self.pipelines[self.pipeline[task]].name}"
+
+    def kind_name(self, task: int) -> str:
+        """Return the kind of a task by its number, one of `TASK_KINDS`."""
+        return TASK_KINDS[self.kind[task]]
+
+    def links(self, between_ipus: bool = True) -> np.ndarray:
+        """Return the pairs of tasks of which the first sends a value to the second, int64[pairs, 2]."""
+        keys = (self.pipeline, self.stage, self.kind, self.micro_batch)
+        number_of = {key: n for n, key in enumerate(zip(*(column.tolist() for column in keys), strict=True))}
+        pairs: list[tuple[int, int]] = []
+        for number, layout in enumerate(self.pipelines):
+            for (writer, wrote), (reader, read) in layout.links:
+                if between_ipus and layout.ipus[writer] == layout.ipus[reader]:
+                    continue
+                a, b = (TASK_KINDS.index(name) for name in (wrote, read))
+                for micro_batch in range(layout.micro_batches):
+                    sender = number_of.get((number, writer, a, micro_batch))
+                    receiver = number_of.get((number, reader, b, micro_batch))
+                    if sender is not None and receiver is not None:
+                        pairs.append((sender, receiver))
+        return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def task_trace(spans: TaskSpans) -> TaskTrace:
+    """Return the trace of the spans of a run."""
+    layouts = tuple(span.layout for span in spans.pipelines)
+    starts, ends = (np.array([getattr(span, name) for span in spans.pipelines], np.int64) for name in ("start", "end"))
+    stages = np.array([total.task.stage for total in spans.totals], np.int64)
+    kinds = np.array([TASK_KINDS.index(total.task.kind) for total in spans.totals], np.int64)
+    pipeline, task, micro_batch, start, end, busy, waited = spans.rows.T
+    return TaskTrace(layouts, starts, ends, pipeline, stages[task], kinds[task], micro_batch, start, end, busy, waited)

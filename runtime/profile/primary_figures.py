@@ -28,7 +28,7 @@ from ipujax.runtime.graph import ComputedAgain, PaddedRows, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
-from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
+from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, TaskTrace, execution_trace, task_trace
 from ipujax.runtime.profile.handed_values import HandedValues, handed_values
 from ipujax.runtime.profile.operation_warnings import (
     Emulated,
@@ -45,13 +45,20 @@ from ipujax.runtime.profile.program_costs import PROGRAM_TREE, EquationKind, Pro
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, StepRows, step_costs
 from ipujax.runtime.profile.streamed_loops import StreamedLoop, streamed_loops
-from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
-from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info, vertex_type_bytes
+from ipujax.runtime.sections.graph_report import (
+    graph_counts,
+    graph_report,
+    optimization_info,
+    saved_languages,
+    saved_vertex_bytes,
+    saved_vertices,
+    vertex_type_bytes,
+    with_lists,
+)
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.sections.live_variables import liveness_section
 from ipujax.runtime.sections.programs import active_cycles, numbering
-from ipujax.runtime.sections.saved_graph import saved_languages, saved_vertex_bytes, saved_vertices, with_lists
 from ipujax.runtime.sections.section_fields import EXECUTION, GRAPH, HOST, TARGET, TILE_CYCLES
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
@@ -59,7 +66,6 @@ from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Recording, Spans, TaskSpans, Timeline, TimelineStep
 
 T = TypeVar("T")
-
 
 RUN = "run"  # part of the data that depends on trip counts
 _PhaseCycles = Annotated[dict[str, int], Record(dict.fromkeys(TRACE_PHASES, Integer()))]

@@ -30,7 +30,7 @@ from ipujax.runtime.files.figure_kinds import IpuIndex
 from ipujax.runtime.files.kinds import Integer, Record, Text
 from ipujax.runtime.graph import TASK_KINDS, PipelineLayout, Program
 from ipujax.runtime.profile.attribution import Share, divide
-from ipujax.runtime.profile.task_trace import TaskTrace
+from ipujax.runtime.profile.execution_trace import TaskTrace
 from ipujax.runtime.tensor import REMATERIALISED, Origin
 from ipujax.runtime.timeline import TaskSpans, TaskTotal, Timeline
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC

@@ -29,11 +29,10 @@ from ipujax.runtime.profile.text import coloured, duration, share, size, wants_c
 from ipujax.runtime.report import summary as sections
 from ipujax.runtime.report.chakra import chakra_files
 from ipujax.runtime.report.flame_graph import speedscope, tables_as_csv
+from ipujax.runtime.report.limit_sections import causes, stages
 from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.report.profile_file import profile_content, read_profile
-from ipujax.runtime.report.stage_summary import stages
-from ipujax.runtime.report.verdict_text import causes
 from ipujax.runtime.report.xspace import xspace
 from ipujax.runtime.schema import saved_data
 from ipujax.runtime.signatures import checking_calls

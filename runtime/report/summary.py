@@ -20,7 +20,7 @@ from ipujax.runtime.memory.live_item import readable_item
 from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.figures import Lines
 from ipujax.runtime.profile.text import duration, section, share, size, table
-from ipujax.runtime.report.verdict_text import verdict_text
+from ipujax.runtime.report.limit_sections import verdict_text
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import readable_name

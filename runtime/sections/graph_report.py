@@ -1,8 +1,9 @@
-"""Graph profile as JSON-able data, in the sections and under the names of Poplar's.
+"""Graph profile as JSON-able data, in the sections and under the names of Poplar's; and figures read from a saved one.
 
 Input: an `Executable` and its `Numbering`. Output: dicts of str, int, float and lists of them.
 Ids are positions in lists: of a compute set in `computeSets`, of an exchange in its kind of exchanges, of a program in
 `programs`, of a vertex type in `vertexTypes`. `docs/profile.md` lists the names of the guide that are missing, and why.
+A saved graph profile has runs in place of lists by tile.
 
 In the section of memory, categories fill the regions in the order code, always-live data, data that share memory, so
 that they add up to the bytes of each region. `overlapped` bytes share memory; they are those at the peak of each tile,
@@ -17,12 +18,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ExchangeCost, StreamCost
+from ipujax.runtime.files import numbers_of_runs, total_of_runs
 from ipujax.runtime.graph import NO_TILE, RemoteIn, StreamIn, VertexGroup
 from ipujax.runtime.memory import FIXED, LIVE, MemoryReport
 from ipujax.runtime.sections.ids import Json, Numbering
@@ -254,3 +258,51 @@ def _vertex_rows(rows: list[tuple[np.ndarray, np.ndarray]], by_tile: ByTile) -> 
 
 def _worst_tile(memory: MemoryReport) -> Json:
     return {"worstTile": memory.worst_tile, "peakStep": memory.peak_step, "variables": items_section(memory.largest)}
+
+
+# Sections that have runs by tile, and no other texts.
+_BY_TILE = (
+    *(("computeSets", "cycleEstimates", name) for name in ("activeCyclesByTile", "cyclesByTile")),
+    *((name,) for name in ("exchanges", "externalExchanges", "hostExchanges")),
+    *(("memory", name) for name in ("byTile", "byCategory", "byComputeSet", "byVertexType")),
+)
+
+
+def with_lists(graph: Json) -> Json:
+    """Return a graph profile with lists by tile in place of runs, which it changes."""
+    for *path, last in _BY_TILE:
+        section = reduce(getitem, path, graph)
+        section[last] = _expanded(section[last])
+    return graph
+
+
+def _expanded(section: Any) -> Any:
+    if isinstance(section, str):
+        return numbers_of_runs(section).tolist()
+    if isinstance(section, dict):
+        return {name: _expanded(each) for name, each in section.items()}
+    return [_expanded(each) for each in section]
+
+
+def saved_vertex_bytes(graph: Json) -> dict[str, int]:
+    """Return the bytes of each vertex type, as `Figures.vertex_type_bytes`."""
+    rows = graph["memory"]["byVertexType"]["totalBytes"]
+    return {name: total_of_runs(row) for name, row in zip(graph["vertexTypes"]["names"], rows, strict=True)}
+
+
+def saved_languages(graph: Json) -> dict[str, str]:
+    """Return the language of each vertex type, as `Figures.vertex_type_languages`."""
+    types = graph["vertexTypes"]
+    return dict(zip(types["names"], types["languages"], strict=True))
+
+
+def saved_vertices(graph: Json) -> list[dict[str, tuple[int, int]]]:
+    """Return the vertices of each compute set, as `Figures.compute_set_vertices`."""
+    sets = graph["computeSets"]
+    names = graph["vertexTypes"]["names"]
+    # By compute set: numbers of its vertex types, and for each of these its vertices and its active cycles.
+    columns = sets["vertexTypes"], sets["vertexCounts"], sets["cycleEstimates"]["activeCyclesByVertexType"]
+    return [
+        {names[n]: (count, active[n]) for n, count in zip(types, counts, strict=True)}
+        for types, counts, active in zip(*columns, strict=True)
+    ]

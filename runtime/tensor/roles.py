@@ -4,8 +4,6 @@ A role is text that reports show. A variable without a noted role is one of `INT
 produced it, one of `PARTIALS` if it is to be combined, and `UNKNOWN` in a graph that was built by hand.
 """
 
-from __future__ import annotations
-
 WEIGHTS = "weights"
 OPTIMISER_STATE = "optimiser state"
 STATE = "other state"

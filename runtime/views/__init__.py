@@ -22,16 +22,17 @@ from ipujax.runtime.views.part_views import (
     tree_of as tree_of,
 )
 from ipujax.runtime.views.source_view import SourceFile as SourceFile, source_view as source_view
-from ipujax.runtime.views.trace_view import TraceView as TraceView, trace_view as trace_view
+from ipujax.runtime.views.time_view import (
+    NO_IPU as NO_IPU,
+    WAIT_CAUSES as WAIT_CAUSES,
+    TraceView as TraceView,
+    WaitView as WaitView,
+    trace_view as trace_view,
+    wait_view as wait_view,
+)
 from ipujax.runtime.views.verdict import (
     Verdict as Verdict,
     certainty as certainty,
     tried_changes as tried_changes,
     verdict as verdict,
-)
-from ipujax.runtime.views.wait_view import (
-    NO_IPU as NO_IPU,
-    WAIT_CAUSES as WAIT_CAUSES,
-    WaitView as WaitView,
-    wait_view as wait_view,
 )

@@ -31,7 +31,7 @@ from ipujax.runtime.views.situation import (
     parts_of_tile,
     program_situation,
 )
-from ipujax.runtime.views.wait_view import wait_view
+from ipujax.runtime.views.time_view import wait_view
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 import ipujax.lowering.rules.table as rule_table
-from ipujax.functions.shared_calls import MOST_SETTINGS, SHARED_CALLS
+from ipujax.functions.function_calls import MOST_SETTINGS, SHARED_CALLS
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=4)
 POD = ipu.IPUModel(2, tiles_per_ipu=4)
@@ -141,7 +141,7 @@ def number_of_rows(x: Any, n: int = 0) -> Any:
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_settings_never_mix(traces: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipujax.functions.shared_calls.MOST_SETTINGS", len(SETTINGS))
+    monkeypatch.setattr("ipujax.functions.function_calls.MOST_SETTINGS", len(SETTINGS))
     results = {}
     deleted = set()
     for _ in range(2):

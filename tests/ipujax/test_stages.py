@@ -17,8 +17,8 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax import program_evaluation
 from ipujax.lowering.passes import PASSES
+from ipujax.lowering_plan import program_evaluation
 from ipujax.runtime.compile import STEPS
 from ipujax.runtime.graph.program import Program, RepeatWhile, Switch
 from ipujax.runtime.graph.walks import distinct

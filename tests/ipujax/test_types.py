@@ -15,7 +15,7 @@ from ipujax import distributed
 from ipujax.lowering.schedules import SCHEDULE_NAMES, SCHEDULES
 from ipujax.popnn.loss import LOSSES, LossType
 from ipujax.popnn.non_linearity import NON_LINEARITIES, NonLinearity
-from ipujax.popnn.recurrent_operands import ACTIVATIONS, Activation
+from ipujax.popnn.rnn import ACTIVATIONS, Activation
 from ipujax.popops.reductions import _REDUCTIONS, Reduction
 from ipujax.runtime.target import IPU_VERSIONS, PRESETS, Arch, IpuVersion, TargetChanges
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.runtime.views.trace_view import trace_view
+from ipujax.runtime.views.time_view import trace_view
 
 RAW = ("jvp(", "transpose(", "ipu_stage", "rematted", "ipu_layer", "ipu_phase")
 Struct = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

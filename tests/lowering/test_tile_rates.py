@@ -26,7 +26,7 @@ from ipujax.lowering.popops.indexing.indexing_cycles import (
 )
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import reduce_cycles
 from ipujax.runtime.target import issue_round_cycles
 from ipujax.runtime.target.presets import PRESETS, preset
 from tests.lowering.helpers import small_target

@@ -3,8 +3,6 @@
 Each has the name of a schedule of `ipu.pipeline`, see `docs/pipelines.md`.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import Log
+from ipujax.onnx.element_types import Saturated, check_held, is_wide_enabled, not_held, saturated, sides_of
 from ipujax.onnx.evaluation.graph_facts import dependent_on
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.registry import OPERATORS
-from ipujax.onnx.wide_values import Saturated, check_held, is_wide_enabled, not_held, saturated, sides_of
 
 _LOG = Log("jit")
 

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.element_types import canonical
+from ipujax.onnx.element_types import canonical, check_held
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.wide_values import check_held
 
 DOMAIN = "ai.onnx.ml"
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")  # in the order of their codes

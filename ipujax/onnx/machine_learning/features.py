@@ -11,12 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.element_types import canonical, index_dtype, is_floating
+from ipujax.onnx.element_types import canonical, check_held, index_dtype, is_floating, is_text
 from ipujax.onnx.machine_learning.class_scores import DOMAIN, checked_name, class_labels
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import Array, Value, refuse_outside
 from ipujax.onnx.registry import as_texts, is_static, operator
-from ipujax.onnx.wide_values import check_held, is_text
 
 
 def as_features(x: Value) -> Array:

@@ -23,7 +23,6 @@ from ipujax.onnx.machine_learning.class_scores import (
     two_classes,
 )
 from ipujax.onnx.machine_learning.features import as_rows
-from ipujax.onnx.machine_learning.tree_attributes import leaf_values, nodes_by_identity, nodes_by_position
 from ipujax.onnx.machine_learning.tree_tables import (
     EQ,
     GT,
@@ -35,6 +34,9 @@ from ipujax.onnx.machine_learning.tree_tables import (
     NEQ,
     TreeNodes,
     TreeTables,
+    leaf_values,
+    nodes_by_identity,
+    nodes_by_position,
     tree_tables,
 )
 from ipujax.onnx.onnx_errors import OnnxError

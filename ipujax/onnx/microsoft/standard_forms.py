@@ -68,7 +68,7 @@ def simplified_layer_normalization(
     x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, output_count: int = 1
 ) -> tuple[Array, ...]:
     """Root mean square norm over an axis and those after it, and the reciprocal of the norm."""
-    # ONNX Runtime has it among ONNX's own operators; see `reading.old_nodes`.
+    # ONNX Runtime has it among ONNX's own operators; see `reading.rewrites`.
     return scaled_by_root_mean_square(jnp.asarray(x), scale, axis, epsilon, stash_type)[:output_count]
 
 
@@ -173,7 +173,7 @@ def sample_on_grid(
     return grid_sample_of_opset_16(x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
-# Of ONNX Runtime's own among the operators of ONNX, see `reading.old_nodes`.
+# Of ONNX Runtime's own among the operators of ONNX, see `reading.rewrites`.
 
 
 @operator("Affine", DOMAIN)

@@ -1,7 +1,5 @@
 """Operators of ONNX as JAX functions, a file a family; importing this package fills the table of `registry`."""
 
-from __future__ import annotations
-
 from ipujax.onnx.operators import (
     attention as attention,
     constant_arrays as constant_arrays,

@@ -13,11 +13,10 @@ import numpy as np
 import onnx
 from jax import lax
 
-from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating, working_dtype
+from ipujax.onnx.element_types import REMEDY, bit_cast, canonical, cast, element_dtype, is_floating, working_dtype
 from ipujax.onnx.onnx_errors import OutsideError, WideValueError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.registry import is_static, operator, register
-from ipujax.onnx.wide_values import REMEDY
 
 
 def divide(a: Value, b: Value) -> Array:

@@ -17,12 +17,11 @@ import numpy as np
 
 from ipujax.onnx.bounded_values import BoundedSequence, fitted, merged
 from ipujax.onnx.budget import MAX_COUNTED_ITERATIONS, Budget
-from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.element_types import index_dtype, narrowed
 from ipujax.onnx.iterations import in_iteration
 from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
 from ipujax.onnx.operators.operand_types import static_integer
 from ipujax.onnx.registry import MaxSizes, data_dependent_size, is_static, operator, static
-from ipujax.onnx.wide_values import narrowed
 
 Body = Callable[..., tuple[Any, ...]]
 

@@ -19,8 +19,8 @@ from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto, sparse_array, tensor_array
-from ipujax.onnx.reading.old_nodes import adopt_unofficial, check_known, mark_opsets, rewrite_old_nodes
 from ipujax.onnx.reading.onnx_protos import check_depth, onnx_step, with_inferred_shapes, with_inlined_functions
+from ipujax.onnx.reading.rewrites import adopt_unofficial, check_known, mark_opsets, rewrite_old_nodes
 from ipujax.onnx.reading.validity import (
     check_attributes,
     check_domains,

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from ipujax.front_end import NotCopied, nearest, write_file
-from ipujax.popart.building.annotations import AnnotationScope, as_names
+from ipujax.popart.building.annotations import AnnotationScope, GraphNames, NodeAnnotations, as_names
 from ipujax.popart.building.builder_operations import DEFAULT_OPSET, DOMAIN, NEWEST_OPSET, OLDEST_OPSET
 from ipujax.popart.building.models import (
     declare_outputs,
@@ -24,7 +24,6 @@ from ipujax.popart.building.models import (
     variable_settings_of,
     write_variable_settings,
 )
-from ipujax.popart.building.node_annotations import GraphNames, NodeAnnotations
 from ipujax.popart.building.operation_calls import Operation, OperationCall, attribute_proto
 from ipujax.popart.building.opsets import AiGraphcore, AiOnnx, check_windows
 from ipujax.popart.enumerations import RecomputeType

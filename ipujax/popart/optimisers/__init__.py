@@ -5,12 +5,10 @@ from ipujax.popart.optimisers.adaptive import Adaptive as Adaptive
 from ipujax.popart.optimisers.base import (
     ClipNormSettings as ClipNormSettings,
     Optimizer as Optimizer,
-    clip_by_norm as clip_by_norm,
-    is_constant as is_constant,
-)
-from ipujax.popart.optimisers.optimiser_values import (
     OptimizerValue as OptimizerValue,
     OptimizerValueMap as OptimizerValueMap,
+    clip_by_norm as clip_by_norm,
+    is_constant as is_constant,
     state_type as state_type,
 )
 from ipujax.popart.optimisers.sgd import SGD as SGD, ConstSGD as ConstSGD

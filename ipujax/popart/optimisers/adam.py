@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.popart.enumerations import AdamMode, DataType, WeightDecayMode
-from ipujax.popart.optimisers.base import ClipNormSettings, Optimizer, State, Values
-from ipujax.popart.optimisers.optimiser_values import OptimizerValueMap, state_type
+from ipujax.popart.optimisers.base import ClipNormSettings, Optimizer, OptimizerValueMap, State, Values, state_type
 from ipujax.popart.reserved_names import PREFIXES
 
 FIRST = PREFIXES["reservedAccl1Prefix"]

@@ -14,8 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.popart.enumerations import DataType, SGDAccumulatorAndMomentum
-from ipujax.popart.optimisers.base import ClipNormSettings, Optimizer, State, Values, is_constant
-from ipujax.popart.optimisers.optimiser_values import OptimizerValueMap, state_type
+from ipujax.popart.optimisers.base import (
+    ClipNormSettings,
+    Optimizer,
+    OptimizerValueMap,
+    State,
+    Values,
+    is_constant,
+    state_type,
+)
 from ipujax.popart.reserved_names import PREFIXES
 
 VELOCITY = PREFIXES["reservedAcclPrefix"]

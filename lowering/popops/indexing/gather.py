@@ -27,8 +27,7 @@ from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles
-from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combining_cost
+from ipujax.lowering.popops.reductions.partials import combining_cost, reduce_partials_in_place
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.kernel import Frozen, freeze, thawed
 from ipujax.lowering.popops.vertices.reducers import zero_bits

@@ -17,7 +17,7 @@ from ipujax.lowering.layout import Grids, total_elements
 from ipujax.lowering.layout.choose import crowding_cycles
 from ipujax.lowering.layout.grid_cost import Work
 from ipujax.lowering.layout.operand_parts import fewest_runs
-from ipujax.lowering.popops.reductions.partials_cost import combining_cost
+from ipujax.lowering.popops.reductions.partials import combining_cost
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep
 from ipujax.runtime.target import Target

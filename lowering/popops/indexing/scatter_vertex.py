@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import total_elements
-from ipujax.lowering.popops.indexing.before_writing import computed_before_writing
+from ipujax.lowering.popops.indexing.dynamic_slices import computed_before_writing
 from ipujax.lowering.popops.indexing.gather import Mode, signed
 from ipujax.lowering.popops.indexing.indexing_cycles import WORD_BYTES, scatter_cycles
 from ipujax.lowering.popops.vertices.emulation import Kind

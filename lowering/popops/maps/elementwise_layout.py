@@ -17,7 +17,7 @@ import numpy as np
 from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, map_alike, map_linearly, shared_windows
 from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import along, place_operand, row_blocks, spread, whole_axis
-from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
+from ipujax.lowering.popops.reductions.partials import combining_cycles
 from ipujax.lowering.popops.reductions.reduce import even_reduction, num_slots
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction
 from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet

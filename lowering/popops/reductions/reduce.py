@@ -20,8 +20,7 @@ from ipujax.lowering.layout import Grids, map_linearly, mapping_like, memory_ord
 from ipujax.lowering.layout.choose import choose, even_placement, source_of
 from ipujax.lowering.layout.grid_cost import FieldUse, Source, Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes
-from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combining_cost
+from ipujax.lowering.popops.reductions.partials import combining_cost, reduce_partials_in_place
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
 from ipujax.runtime.graph import Access, Builder, Dim, Graph, Term, element

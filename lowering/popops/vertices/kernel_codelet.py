@@ -44,8 +44,7 @@ from ipujax.lowering.popops.vertices.kernel_cycles import (
     kernel_language,
     kernel_parts,
 )
-from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles, reduce_parts
-from ipujax.lowering.popops.vertices.reducers import SELECTING
+from ipujax.lowering.popops.vertices.reducers import LAUNCH_CYCLES, SELECTING, reduce_cycles, reduce_parts
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import atom_bytes_of, atom_cycles, atom_name
 from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field, Repetition, SlowPath, SlowReason

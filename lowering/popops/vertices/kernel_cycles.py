@@ -33,7 +33,7 @@ from ipujax.lowering.popops.vertices.elementwise_cycles import (
     elementwise_parts,
 )
 from ipujax.lowering.popops.vertices.emulation import emulation, kind_of, width_of
-from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES
+from ipujax.lowering.popops.vertices.reducers import LAUNCH_CYCLES
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.graph import Language
 from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles

@@ -23,7 +23,7 @@ from ipujax.lowering.popops import MONOIDS, OP_COSTS, Op, Reduction, RowFunction
 from ipujax.lowering.popops.maps.elementwise import apply_steps, elementwise
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Frozen
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import reduce_cycles
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.cache import remembered

@@ -16,7 +16,7 @@ from ipujax import ArgumentError
 from ipujax.keras import keras
 from ipujax.keras.model_state import settings_of
 from ipujax.keras.ops.pipelining_ops import PipelineSchedule
-from ipujax.keras.stages.stage_assignment import get_pipeline_stage_assignment, set_pipeline_stage_assignment
+from ipujax.keras.stage_assignment import get_pipeline_stage_assignment, set_pipeline_stage_assignment
 from tests.ipujax.keras.staged_models import Subclassed
 from tests.ipujax.keras.test_strategy import strategy
 

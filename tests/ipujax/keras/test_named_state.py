@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from ipujax.keras.execution.model_steps import StateNames
+from ipujax.keras.model_steps import StateNames
 
 
 def variables(*paths: str) -> list[Any]:

@@ -12,9 +12,9 @@ import pytest
 
 import ipujax.keras as ipu
 from ipujax import ArgumentError
+from ipujax.keras.layer_stages import with_stages
 from ipujax.keras.model_state import ModelSettings
-from ipujax.keras.stages.layer_stages import with_stages
-from ipujax.keras.stages.stage_assignment import get_pipeline_stage_assignment
+from ipujax.keras.stage_assignment import get_pipeline_stage_assignment
 from tests.ipujax.keras.staged_models import MODELS, Blocks, Subclassed, classifier, scope
 from tests.ipujax.keras.test_strategy import strategy
 

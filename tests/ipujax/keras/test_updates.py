@@ -11,7 +11,7 @@ import pytest
 
 import ipujax.keras as ipu
 from ipujax import ArgumentError
-from ipujax.keras.execution.device_loop import _read
+from ipujax.keras.device_loop import _read
 from ipujax.keras.model_state import settings_of
 from ipujax.runtime.errors import ArgumentTypeError
 from tests.ipujax.keras.test_strategy import cnn, strategy

@@ -19,7 +19,7 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering import passes
 from ipujax.lowering.dumps.dot import Dot, quoted
-from ipujax.lowering.dumps.dump_request import DOT, DUMP, FOLDER, steps
+from ipujax.lowering.dumps.dumps import DOT, DUMP, FOLDER, steps
 from ipujax.lowering.dumps.json_forms import plain
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.graph import leaves

@@ -15,8 +15,9 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, check_jaxpr, eval_equation, eval_jaxpr
 from ipujax.lowering.jaxpr import variables_read
-from ipujax.lowering.offload import BATCH_BYTES, Offloading, offload, remote_rows_p, remote_update_p
+from ipujax.lowering.offload import BATCH_BYTES, Offloading, offload
 from ipujax.lowering.offload.offload import depth_first
+from ipujax.lowering.offload.primitives import remote_rows_p, remote_update_p
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.program_inputs import donated_aliases

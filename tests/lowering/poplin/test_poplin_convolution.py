@@ -25,7 +25,7 @@ from ipujax.runtime.graph.program import HostStream, Sequence, StreamIn, StreamO
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
-from ipujax.runtime.verify.verifier import verify
+from ipujax.runtime.verify import verify
 from tests.lowering.helpers import quick_jit
 
 NHWC = ("NHWC", "HWIO", "NHWC")

@@ -21,7 +21,7 @@ from ipujax.runtime.graph.program import HostStream, Repeat, Sequence, StreamIn,
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
-from ipujax.runtime.verify.verifier import verify
+from ipujax.runtime.verify import verify
 from tests.lowering.helpers import quick_jit
 
 SHAPES = [(1, 5, 7, 3), (1, 33, 50, 18), (3, 9, 17, 20), (1, 1, 40, 1), (2, 64, 1, 5)]

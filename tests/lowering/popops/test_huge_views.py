@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.maps import huge_views
+from ipujax.lowering.layout import mapping
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.graph import Copy
 from ipujax.runtime.graph.walks import leaves
@@ -33,7 +33,7 @@ def stacked(x: Any) -> Any:
 
 @pytest.mark.parametrize("fun", [rearranged, stacked])
 def test_copies_huge_rearranged_views(fun: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_views, "_MAX_LISTED_ELEMENTS", 64)
+    monkeypatch.setattr(mapping, "_MAX_LISTED_ELEMENTS", 64)
     program = lowered(fun, (CUBE,), small_target(7))
     names = [leaf.name for leaf in leaves(program.program) if isinstance(leaf, Copy)]
     assert any("rearrange" in name for name in names)

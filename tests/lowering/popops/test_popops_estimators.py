@@ -20,7 +20,7 @@ from ipujax.lowering.popops.indexing.indexing_cycles import (
 )
 from ipujax.lowering.popops.maps.rows import _compare_swap_cycles
 from ipujax.lowering.popops.reductions.arg_reduce import _rows_search_cycles
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import reduce_cycles
 from ipujax.runtime.target import PRESETS
 
 MK2 = PRESETS["mk2"]

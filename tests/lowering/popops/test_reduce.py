@@ -14,8 +14,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 from ipujax.lowering.layout.trial import trial_cycles
-from ipujax.lowering.popops.reductions.partials import reduce_partials, reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
+from ipujax.lowering.popops.reductions.partials import combining_cycles, reduce_partials, reduce_partials_in_place
 from ipujax.lowering.popops.reductions.reduce import REDUCERS, reduce
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.graph import Builder

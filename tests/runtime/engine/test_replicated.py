@@ -41,7 +41,7 @@ from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import even_cuts, linear, on_one_tile
 from ipujax.runtime.tensor.tensor import Tensor
 from ipujax.runtime.tensor.variable import Variable
-from ipujax.runtime.verify.verifier import verify
+from ipujax.runtime.verify import verify
 from tests.lowering.helpers import assert_rounded_alike
 
 F32 = np.dtype(np.float32)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ipujax.runtime.engine.block_access import join_blocks, put_blocks, take_blocks, varying_axes
-from ipujax.runtime.engine.split import signatures
+from ipujax.runtime.engine.split import join_blocks, put_blocks, signatures, take_blocks, varying_axes
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.vertex_group import NO_TILE, Access, Axis, Dim, Term, VertexGroup, extents, unsplit
 from ipujax.runtime.tensor.mapping import frozen

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.runtime.report.chakra_messages import MESSAGES, NODE_TYPES, message, varint
+from ipujax.runtime.report.chakra import MESSAGES, NODE_TYPES, message, varint
 
 descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2")
 from google.protobuf import descriptor_pool, message_factory  # noqa: E402

@@ -15,7 +15,7 @@ from ipujax.runtime.graph.program import If, Sequence
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory.report import CATEGORIES
 from ipujax.runtime.profile import TRACE_PHASES
-from ipujax.runtime.report import summary, verdict_text
+from ipujax.runtime.report import limit_sections, summary
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import on_one_tile
 from ipujax.runtime.views.answers import QUESTIONS
@@ -107,7 +107,7 @@ def test_sections_of_the_summary(profile: Profile) -> None:
     )
     texts = [each.summary(**everything_shown) for each in (profile, conditional())]
     printed = {title for text in texts for title in re.findall(r"^(\w[^\n]*?):", text, re.MULTILINE)}
-    sources = inspect.getsource(summary) + inspect.getsource(verdict_text)
+    sources = inspect.getsource(summary) + inspect.getsource(limit_sections)
     written = set(re.findall(r"(?:table|section|_list_types)\(\s*\"([^\"]+)\"", sources))
     assert sorted(rows("Sections of the summary")) == sorted(printed | written)
 

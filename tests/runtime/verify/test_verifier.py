@@ -27,7 +27,7 @@ from ipujax.runtime.graph.program import (
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, element
 from ipujax.runtime.tensor.mapping import Blocked, Flat, even_cuts, on_one_tile
 from ipujax.runtime.tensor.tensor import concat
-from ipujax.runtime.verify.verifier import RULES
+from ipujax.runtime.verify import RULES
 from tests.runtime.verify.verifier_helpers import BOOL, F32, I32, UNARY, Builder, along, codelet
 
 # --- programs that must fail, by rule ---------------------------------------------------------------------------------

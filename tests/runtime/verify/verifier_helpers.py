@@ -9,7 +9,7 @@ from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import even_cuts, linear
 from ipujax.runtime.tensor.variable import Origin
-from ipujax.runtime.verify.verifier import verify
+from ipujax.runtime.verify import verify
 
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)

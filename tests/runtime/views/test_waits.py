@@ -7,7 +7,7 @@ import pytest
 
 from ipujax.runtime.profile import TRACE_PHASES
 from ipujax.runtime.report import Profile
-from ipujax.runtime.views.wait_view import DRAINING, FILLING, NO_IPU, STEADY, wait_view
+from ipujax.runtime.views.time_view import DRAINING, FILLING, NO_IPU, STEADY, wait_view
 from tests.runtime.profile.profile_helpers import trained_program, two_ipus
 from tests.runtime.profile.test_reports import everything
 

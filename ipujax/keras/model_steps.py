@@ -24,8 +24,8 @@ import numpy as np
 from jax import lax
 
 import ipujax as ipu
+from ipujax.keras.layer_stages import in_stages
 from ipujax.keras.model_state import ModelSettings
-from ipujax.keras.stages.layer_stages import in_stages
 
 # Kinds of variables by kind of function, in the order of the lists of Keras' JAX trainer.
 _KINDS = {

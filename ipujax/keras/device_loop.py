@@ -22,10 +22,10 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.front_end import IpuFunction, Log
-from ipujax.keras.execution.model_steps import REPLICA_AXIS, Named, StateNames, Step, first_of
 from ipujax.keras.layer_places import placed_step
+from ipujax.keras.layer_stages import shape_of, with_stages
 from ipujax.keras.model_state import ModelSettings, set_untracked, settings_of, with_keras_remedies
-from ipujax.keras.stages.layer_stages import shape_of, with_stages
+from ipujax.keras.model_steps import REPLICA_AXIS, Named, StateNames, Step, first_of
 
 
 class FitTime:

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import ipujax as ipu
-from ipujax.keras.execution.device_loop import Execution
+from ipujax.keras.device_loop import Execution
 from ipujax.keras.model_state import ModelSettings, settings_of
 
 _BATCH_SIZE = 32  # default of `keras.Model.fit` for arrays

@@ -22,8 +22,7 @@ import keras
 
 import ipujax as ipu
 from ipujax.front_end import Log, checking_calls
-from ipujax.keras.model_state import clear_functions, replace_attribute
-from ipujax.keras.stages.layer_stages import (
+from ipujax.keras.layer_stages import (
     all_layers,
     assign,
     assigned_stages,
@@ -31,6 +30,7 @@ from ipujax.keras.stages.layer_stages import (
     remove_stages,
     stage_of_call,
 )
+from ipujax.keras.model_state import clear_functions, replace_attribute
 
 _LOG = Log("keras")
 
