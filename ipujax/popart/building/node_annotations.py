@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
+from operator import index
 from typing import Any
 
 import onnx
@@ -170,7 +172,16 @@ _SCOPES = {
     notes.VIRTUAL_GRAPH: "Virtual graph",
     notes.PIPELINE_STAGE: "Pipeline stage",
     notes.EXECUTION_PHASE: "Execution phase",
+    notes.RECOMPUTE: "Recomputation",
 }
+
+
+def _whole_number(setting: str, number: Any) -> int:
+    try:
+        return index(number)
+    except TypeError:
+        message = f"the {setting.lower()} is no whole number"
+        raise popart_exception(message, expected="a whole number", got=number) from None
 
 
 class NodeAnnotations(NodeAttributes):
@@ -300,7 +311,7 @@ class NodeAnnotations(NodeAttributes):
             return
         self._check_type(nodeOutputName, "serialisation", ("MatMul",))
         self._set(notes.SERIALIZE_MODE, mode, nodeOutputName, AttributeType.STRING)
-        self._set(notes.SERIALIZE_FACTOR, int(factor), nodeOutputName, AttributeType.INT)
+        self._set(notes.SERIALIZE_FACTOR, _whole_number("factor", factor), nodeOutputName, AttributeType.INT)
         self._set(notes.SERIALIZE_PRECISION, int(keep_precision), nodeOutputName, AttributeType.INT)
 
     def excludePatterns(self, nodeOutputName: Names, patternNames: Sequence[str]) -> None:
@@ -322,10 +333,13 @@ class NodeAnnotations(NodeAttributes):
         return f"{path}/{name}" if path else name
 
     def _place(self, attribute: str, target: Any, value: Any, default: int) -> Any:
-        if target is None or isinstance(target, int):
-            number = value if target is None and value is not None else target
-            return self._annotations.annotating(attribute, int(default if number is None else number))
-        self._set(attribute, int(default if value is None else value), target, AttributeType.INT)
+        """Annotate nodes, named by `target`, with a number; without names return a scope, whose number comes first."""
+        is_scope = target is None or isinstance(target, Real)
+        number = value if target is None or not is_scope else target
+        whole = _whole_number(_SCOPES[attribute], default if number is None else number)
+        if is_scope:
+            return self._annotations.annotating(attribute, whole)
+        self._set(attribute, whole, target, AttributeType.INT)
         return None
 
     def _placement(self, attribute: str, names: Names | None) -> int:
