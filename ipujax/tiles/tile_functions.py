@@ -322,7 +322,7 @@ def _map_function(
         raise ArgumentTypeError(
             f"{where}: the function does not run on one row of each array",
             expected=f"a function of {shown_all(shapes)}",
-            got=str(error).splitlines()[0],
+            got=str(error).partition("\n")[0] or type(error).__name__,
             hint="it takes rows without the axis of tiles",
         ) from error
     jaxpr = discharged_body(jaxpr, where)
