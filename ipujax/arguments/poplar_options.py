@@ -311,6 +311,7 @@ def read_options(
 
 
 def _from_environment(environment: Mapping[str, str], kind: type[IpuError]) -> dict[str, Any]:
+    """Return the engine options of the first of `ENVIRONMENT` that is set; none without any."""
     variable = next((name for name in ENVIRONMENT if environment.get(name)), None)
     if variable is None:
         return {}

@@ -174,6 +174,7 @@ class ProfilingRun(NotCopied):
         return tuple(sorted(rows, key=_order))
 
     def _row(self, record: FunctionRecord, estimate: Estimate, reason: str) -> ProfiledCalls:
+        """Return the row of a recorded function: compiled, or with the reason for which it stays JAX's."""
         path, line = record.definition
         row = ProfiledCalls(
             shown_name(record),

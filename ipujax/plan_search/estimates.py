@@ -173,6 +173,7 @@ class StepCosts:
         return fixed_cycles < _FIXED_SHARE * high
 
     def _of_anchor(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        """Return the costs of a micro-batch that is lowered, once for all plans: these have equal specs."""
         # One that cannot be lowered is not tried again for each plan.
         if (rows, shards) in self.errors_of_rows:
             raise self.errors_of_rows[rows, shards]

@@ -162,6 +162,7 @@ class SearchRun:
         self.best[plan.shards] = min([*cycles, self.best[plan.shards]])
 
     def _estimate(self, plan: Plan) -> None:
+        """Estimate a plan once; note the estimate, or the reason for which the plan is refused."""
         if plan in self.estimates or plan in self.refused:
             return
         try:

@@ -154,6 +154,7 @@ def _transposed(weights: Stack) -> Transposed:
 
 
 def _lstm_step(d_state: State, past: State, slopes: Gradients, transposed: Sequence[Transposed]) -> tuple[State, Units]:
+    """Step the backward pass of an LSTM: gradients of a new state → of the state before, and of the units' sums."""
     d_h, d_c = d_state
     f, i, g, o, s, c_before = past
     d_new_c = d_c + slopes["cell"](s, d_h * o)  # from the next step, and through the output o tanh(c')

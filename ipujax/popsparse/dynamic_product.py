@@ -51,6 +51,7 @@ def dynamic_transposed_matmul(plan: DynamicPlan, sparse: SparseBlocks, y: jax.Ar
 
 
 def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, contracted: int) -> None:
+    """Refuse operands of other plans, types or shapes; `contracted` is the matrix dimension that `x` begins with."""
     if not isinstance(plan, DynamicPlan) or not isinstance(sparse, SparseBlocks):
         got = f"{type(plan).__name__}, {type(sparse).__name__}"
         raise ArgumentTypeError(name, expected="a DynamicPlan and its SparseBlocks", got=got)

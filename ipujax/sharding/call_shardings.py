@@ -256,6 +256,7 @@ UNSET = ShardingSettings()
 
 
 def _of_leaf(who: str, place: str, leaf: Any, setting: NamedSharding | None) -> NamedSharding | None:
+    """Return the sharding of an argument: as set, else as the array has it; refuse one that contradicts."""
     placed = leaf.sharding if is_on_mesh(leaf) else None
     # JAX refuses a committed array of another sharding too.
     if setting is not None and placed is not None and not _are_alike(placed, setting, len(leaf.shape)):
@@ -282,6 +283,7 @@ def _are_alike(a: NamedSharding, b: NamedSharding, rank: int) -> bool:
 
 
 def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
+    """Refuse a sharding whose blocks are not equal, as no IPU pads: by dimension, with sizes that fit."""
     shape = tuple(jax.numpy.shape(leaf))
     parts = padded(sharding.spec, 0)
     if len(parts) > len(shape):

@@ -296,6 +296,7 @@ def _map_codelet(
     state: dict[str, Any],
     where: str,
 ) -> Any:
+    """Call a codelet once a tile, each vertex with its tile's row of every array."""
     read = [field for field in connected_fields(codelet) if field.is_read and field.kind in NUM_DIMS]
     # `codelet_call` takes an array of the field's own dimensions as common to all vertices.
     for field, x in zip(read, rows, strict=False):
@@ -308,6 +309,7 @@ def _map_codelet(
 def _map_function(
     fn: Callable[..., Any], rows: Sequence[jax.Array], tree: Any, num_tiles: int, tiles: Any, name: str
 ) -> Any:
+    """Trace a function of one row of each array, check it, and bind it to run on each tile with its own rows."""
     where = f"tile_map of {name}"
     shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows]
 

@@ -223,6 +223,7 @@ def _coupled(r: Array, classes: int) -> Array:
         return (step < _ITERATIONS) & (jnp.max(jnp.abs(product - total)) >= tolerance)
 
     def iterate(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Update one probability after another, and with each `q p` and `pᵀ q p`, which then need no product."""
         step, p = state
         product, total = gradient(p)
         for t in range(classes):

@@ -143,6 +143,7 @@ def read_model(source: Source, budget: Budget) -> onnx.ModelProto:
 
 
 def _read_bytes(path: Path) -> bytes:
+    """Return the contents of a file; refuse one that protobuf cannot parse, before it is read."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size

@@ -153,6 +153,7 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Bind the arguments of a call to the operation's signature; return the value of each parameter."""
     signature = operation.signature()
     parameters = list(signature.parameters)
     renamed = {name if name in parameters else _OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}

@@ -37,6 +37,7 @@ def inline_calls(graph: onnx.GraphProto) -> None:
 
 
 def _inlined(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield nodes, each call replaced by copies of its subgraph's nodes with the caller's names."""
     for node in nodes:
         if (node.domain, node.op_type) != (DOMAIN, "Call"):
             yield node
@@ -109,6 +110,7 @@ def join_scans(graph: onnx.GraphProto) -> None:
 
 
 def _with_joined_results(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """Yield a node, or a scan in ONNX's form with the operators that join its stacked results; see the module."""
     if node.op_type != "Scan":
         yield node
         return
@@ -133,6 +135,7 @@ def _with_joined_results(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def _keep_axes(body: onnx.GraphProto, states: int, axes: Sequence[Any]) -> None:
+    """Rename the scanned inputs of a scan's body, and begin it with operators that restore their scanned axes."""
     added: list[onnx.NodeProto] = []
     for value, axis in zip(list(body.input)[states:], axes, strict=True):
         name = value.name

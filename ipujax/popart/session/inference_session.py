@@ -60,6 +60,7 @@ class InferenceSession(Session):
         self._anchor_infos()  # refuses a model that cannot be evaluated
 
     def _check_work(self) -> None:
+        """Refuse a session that computes nothing, or whose options need training."""
         # The sentences are PopART's: programs compare them.
         if self._step.accumulation > 1:
             sentence = "Gradient Accumulation only available when training."
