@@ -21,6 +21,7 @@ from ipujax.popart.building.builder_operations import DOMAIN
 from ipujax.popart.exceptions import popart_exception
 
 _NOTE = "__"  # begins the names of annotations
+Annotations = Mapping[str, Any]
 
 
 def inline_calls(graph: onnx.GraphProto) -> None:
@@ -146,10 +147,6 @@ def _keep_axes(body: onnx.GraphProto, states: int, axes: Sequence[Any]) -> None:
     replace_nodes(body, [*added, *body.node])
 
 
-Annotations = Mapping[str, Any]
-_PREFIX = "__"
-
-
 def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
     """Take the annotations off all nodes; return those of the main graph by the names of results. Calls are inlined.
 
@@ -172,8 +169,8 @@ def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
 
 def _detached(node: onnx.NodeProto) -> Annotations:
     """Take the annotations off a node and the nodes of its subgraphs; return those of the node."""
-    notes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name.startswith(_PREFIX)}
-    rest = [a for a in node.attribute if not a.name.startswith(_PREFIX)]
+    notes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name.startswith(_NOTE)}
+    rest = [a for a in node.attribute if not a.name.startswith(_NOTE)]
     for attribute in rest:
         for inner in attribute.g.node:
             _detached(inner)
@@ -226,13 +223,13 @@ _OF_ELEMENTS = {
 
 def _rewrite(node: onnx.NodeProto) -> None:
     """Rewrite a node that ONNX reads otherwise than PopART."""
-    # A training batch normalisation of old opsets gets PopART's operator: ONNX has dropped its outputs since.
+    # PopART reads an empty list of axes as none, see `_OF_ELEMENTS`.
     if node.op_type in _OF_ELEMENTS and any(a.name == "axes" and not a.ints for a in node.attribute):
         node.op_type = _OF_ELEMENTS[node.op_type]
         node.domain = DOMAIN if node.op_type == "Square" else ""
         del node.attribute[:]
     # PopART decides by the number of results whether a batch normalisation trains, ONNX by an attribute; statistics of
-    # each element are gone since opset 9.
+    # each element are gone since opset 9. ONNX has dropped results since, so these get PopART's operator.
     values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     is_old = sum(map(bool, node.output)) > 1 or values.get("spatial") == 0
     if node.op_type == "BatchNormalization" and is_old and node.domain in ("", "ai.onnx"):
@@ -248,7 +245,10 @@ def _rewrite(node: onnx.NodeProto) -> None:
 
 
 def _rewrite_resize(node: onnx.NodeProto, values: Annotations) -> None:
-    """Rewrite PopART's name for the positions of PyTorch, and modes that opset 10 does not have."""
+    """Write nearest positions as ONNX names them: PopART's "pytorch", and modes that a node of opset 10 cannot have.
+
+    The latter get an operator of ai.graphcore, which has the attributes of later opsets.
+    """
     names = ("nearest_mode", "coordinate_transformation_mode")
     rest = [name for name in values if name not in names]
     is_of_opset_10 = len(node.input) == 2
