@@ -135,7 +135,7 @@ class _Operand(NamedTuple):
 
 
 class _Call:
-    """One call of a pipelined function, while it is traced."""
+    """One call of a pipelined function, while it is traced; `names` are those of its positional arguments."""
 
     def __init__(
         self, fun: Callable[..., Any], settings: _Settings, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -79,7 +79,7 @@ def static_softmax(pattern: BlockPattern, values: jax.Array) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _side_by_side(pattern: BlockPattern, fill: float, blocks: jax.Array) -> jax.Array:
     """[blocks, b, b] → [rows of blocks with values, most blocks of a row, b, b]."""
-    numbers, _ = _places(pattern)
+    numbers, _ = _blocks_of_rows(pattern)
     filled = jnp.concatenate([blocks, jnp.full((1, *blocks.shape[1:]), fill, blocks.dtype)])
     return take_rows(filled, numbers).reshape(*numbers.shape, *blocks.shape[1:])
 
@@ -87,7 +87,7 @@ def _side_by_side(pattern: BlockPattern, fill: float, blocks: jax.Array) -> jax.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_order(pattern: BlockPattern, rows: jax.Array) -> jax.Array:
     """The blocks of `_side_by_side` in the order of the pattern."""
-    _, places = _places(pattern)
+    _, places = _blocks_of_rows(pattern)
     return take_rows(rows.reshape(-1, *rows.shape[2:]), places)
 
 
@@ -102,9 +102,11 @@ _in_order.defvjp(
 
 
 @remembered
-def _places(pattern: BlockPattern) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the blocks of each row, int[rows, most blocks], and the place of each block in them."""
-    # A row with fewer blocks is filled up with the number of blocks, that of the block of `fill`.
+def _blocks_of_rows(pattern: BlockPattern) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks of each row that has any, int[rows, most blocks], and each block's place in this flat table.
+
+    A row of fewer blocks is filled up with the number behind the last block, where callers append an empty one.
+    """
     count = pattern.num_blocks
     order = np.lexsort((np.array(pattern.columns), np.array(pattern.rows)))
     _, row, lengths = np.unique(np.array(pattern.rows)[order], return_inverse=True, return_counts=True)

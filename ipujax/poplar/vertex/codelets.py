@@ -92,8 +92,8 @@ def _crosses_registers(eqn: Any) -> bool:
 
 
 def _instructions_of_element(eqn: Any) -> int:
-    """Instructions that compute one element: several of a function, one of a sum, a product or a comparison."""
-    # A reciprocal is a negative power.
+    """Instructions that compute one element: several of a function such as `exp`, one of a sum or a comparison."""
+    # A negative power is costed as a division of two operands.
     is_reciprocal = eqn.primitive.name == "integer_pow" and eqn.params["y"] < 0
     name = "div" if is_reciprocal else eqn.primitive.name
     if name not in OP_COSTS or kind_of(name) != "function":

@@ -122,7 +122,7 @@ class VertexStore:
         members = self._members.setdefault(compute_set, [])
         self._ranks.append(len(members))
         members.append(number)
-        self._groups.pop(compute_set, None)
+        self._groups.pop(compute_set, None)  # built again at the next request
         return VertexRef(self, number)
 
     def remove_last(self, vertex: VertexRef) -> None:
