@@ -283,7 +283,9 @@ class StepCosts:
         if plan.data > 1:
             # Replicas of one shard are as many IPUs apart as there are shards.
             ranks = tuple(range(0, plan.data * plan.shards, plan.shards))
-            cycles += estimated_cycles(self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), True)
+            cycles += estimated_cycles(
+                self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), reduces_all=True
+            )
         # A batch over a mesh is loaded at once, before the first micro-batch.
         transfers = plan.micro_batches if plan.data * plan.shards == 1 else 1
         cycles += self.target.host_latency_seconds * self.target.clock_hz * (transfers + 1)

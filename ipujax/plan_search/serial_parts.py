@@ -261,7 +261,10 @@ def _regions(body: Jaxpr, varying: set[Var]) -> Iterator[Region]:
 
 
 def _index_space(body: Jaxpr, value: Var) -> set[Var]:
-    """Values of as many elements that equations connect with a value, but for products."""
+    """Values that split together with a value: of as many elements, and connected with it by equations.
+
+    Products end the space: behind one, values have other dimensions.
+    """
     size = prod(value.aval.shape)  # type: ignore[attr-defined]
     space = {value}
     while True:

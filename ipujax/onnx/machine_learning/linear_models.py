@@ -73,7 +73,7 @@ def linear_classifier(
     scores = as_result(_products(rows, coefficients, intercepts, count))
     if count == 1:
         chosen = (scores[:, 0] > 0).astype(jnp.int32)
-        return labels_of(labels, chosen), two_classes(scores, post_transform, True)
+        return labels_of(labels, chosen), two_classes(scores, post_transform, is_probability=True)
     chosen = jnp.argmax(scores, axis=1)
     return labels_of(labels, chosen), transformed(scores, post_transform)
 

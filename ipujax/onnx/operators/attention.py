@@ -110,7 +110,7 @@ def _hidden_by_mask(mask: Optional, scores: Array) -> Array:
     if mask is None:
         return jnp.zeros((), bool)
     if mask.dtype == bool:
-        return ~_padded_mask(mask, scores, False)
+        return ~_padded_mask(mask, scores, fill=False)
     return jnp.isneginf(_padded_mask(mask, scores, -jnp.inf))
 
 

@@ -451,7 +451,7 @@ class Session(NotCopied, Reports):
             popart_exception: parameters that do not fit.
         """
         with np.load(_as_file(filename)) as saved:
-            self._store.reset({name: saved[name] for name in saved.files}, False)
+            self._store.reset({name: saved[name] for name in saved.files}, ignores_missing=False)
         self.prepareDevice()
         self._has_weights = True
 

@@ -82,7 +82,7 @@ class TrainingSession(Session):
         flow = dataFlow or dataFeed or DataFlow(1, {})
         super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, name_of_loss)
         self._trained, self._buffers = self._roles()
-        self._anchors_of_session = self._anchors(self._trained, True)
+        self._anchors_of_session = self._anchors(self._trained, is_training=True)
         self._check_patterns(patterns)
         self._check_recomputation()
         self._check_specific_values()

@@ -149,6 +149,7 @@ def _foreign_operands(groups: Sequence[VertexGroup], graph: Graph, ipus: IpuLook
             vertices = np.unique(ipus.foreign_elements(group, access)[0])
             if not vertices.size:
                 continue
+            # Rows move to their vertices one by one; a tensor that all vertices read moves as a whole, to one tile.
             if _has_rows(group, access):
                 yield _ForeignOperand(number, field, vertices, tiles[vertices])
             else:
