@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import nearest
@@ -36,7 +37,7 @@ def synthetic_rows(
     rows: dict[str, np.ndarray[Any, Any]] = {}
     for name, info in inputs.items():
         shape = (*step.dims, *info.dims)
-        if mode == SyntheticDataMode.Zeros or not np.issubdtype(info.dtype, np.floating):
+        if mode == SyntheticDataMode.Zeros or not jnp.issubdtype(info.dtype, jnp.floating):
             rows[name] = np.zeros(shape, info.dtype)
         else:
             is_normal = mode == SyntheticDataMode.RandomNormal

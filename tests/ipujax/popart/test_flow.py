@@ -10,6 +10,7 @@ import pytest
 import ipujax as ipu
 from ipujax import popart
 from ipujax.popart.flow import StepShape
+from ipujax.popart.flow.step_io import synthetic_rows
 
 INFO = popart.TensorInfo("FLOAT", [2, 3])
 
@@ -91,6 +92,13 @@ def test_refuses_arrays_of_callbacks_that_do_not_hold_results(target: Any, match
     stepio = popart.PyStepIOCallback(lambda name, _: None, lambda name: None, lambda name: target, lambda name: None)
     with pytest.raises(popart.popart_exception, match=match):
         stepio.write("y", popart.AnchorReturnType("ALL"), np.ones((1, 1, 1, 2, 3), np.float32))
+
+
+@pytest.mark.parametrize("name", ["FLOAT16", "BFLOAT16"])
+def test_synthetic_numbers_of_half_precision_are_random(name: str) -> None:
+    infos = {"x": popart.TensorInfo(name, [4])}
+    rows = synthetic_rows(infos, StepShape(1), popart.SyntheticDataMode.RandomNormal)
+    assert len(np.unique(rows["x"].astype(np.float32))) == 4
 
 
 def test_devices() -> None:
