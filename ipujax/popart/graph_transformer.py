@@ -210,6 +210,7 @@ def _array(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
 
 
 def _converted(tensor: onnx.TensorProto, dtype: np.dtype[Any]) -> onnx.TensorProto:
+    """Return a tensor in another type; numbers beyond int32 become its limits."""
     array = _array(tensor)
     if dtype == np.int32:
         limits = np.iinfo(np.int32)
@@ -220,6 +221,7 @@ def _converted(tensor: onnx.TensorProto, dtype: np.dtype[Any]) -> onnx.TensorPro
 
 
 def _copied(row: Any) -> Any:
+    """Copy a message of protobuf: clearing a field would empty the original one."""
     copied = type(row)()
     copied.CopyFrom(row)
     return copied

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -161,22 +161,27 @@ def possible_cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> I
             part = num_columns // column_parts
             for has_whole_rows, most_parts in ((False, int(loads.sum(1).max())), (True, num_rows)):
                 row_parts = min(most_cells // (num_bands * column_parts), most_parts)
-                blocks, writes, terms = _largest_cell(loads, row_parts, has_whole_rows)
-                sizes = CellSizes(pattern.block, blocks, most_reads, writes, part, terms, share)
+                most = _largest_cell(loads, row_parts, has_whole_rows)
+                sizes = CellSizes(pattern.block, most.blocks, most_reads, most.writes, part, most.terms, share)
                 yield Cut(bands, row_parts, has_whole_rows, column_parts), sizes
 
 
-def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tuple[int, int, int]:
-    """Return the most blocks and the most rows of a cell, and the most cells that have blocks of one row.
+class _LargestCell(NamedTuple):
+    """Most blocks and most rows of the result of a cell, and most cells that have blocks of one row."""
 
-    `loads`: blocks of each row in each band, int[bands, rows].
-    """
+    blocks: int
+    writes: int
+    terms: int
+
+
+def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> _LargestCell:
+    """Return the sizes that all cells get; `loads`: blocks of each row in each band, int[bands, rows]."""
     band, row = np.nonzero(loads)
     load = loads[band, row]
     if has_whole_rows:
         cell = band * row_parts + _parts_of_rows(loads, row_parts)[band, row]
         blocks = np.bincount(cell, weights=load).max()
-        return whole_bucket(int(blocks)), int(np.bincount(cell).max()), int(np.bincount(row).max())
+        return _LargestCell(whole_bucket(int(blocks)), int(np.bincount(cell).max()), int(np.bincount(row).max()))
     total = loads.sum(1)
     stop = loads.cumsum(1)[band, row]
     first, last = (rank * row_parts // total[band] for rank in (stop - load, stop - 1))
@@ -187,7 +192,7 @@ def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tu
     )
     writes = np.cumsum(starts - ends).max()
     terms = np.bincount(row, weights=last - first + 1).max()
-    return whole_bucket(-(-int(total.max()) // row_parts)), int(writes), int(terms)
+    return _LargestCell(whole_bucket(-(-int(total.max()) // row_parts)), int(writes), int(terms))
 
 
 def _parts_of_rows(loads: np.ndarray, row_parts: int) -> np.ndarray:

@@ -376,6 +376,7 @@ def constrained(name: str, shardings: Tree, values: Tree) -> Tree:
 
 
 def _constrained(x: Any, sharding: NamedSharding | None) -> Any:
+    """Constrain a traced array to a sharding, by the function that JAX has for the kind of its mesh axes."""
     if sharding is None:
         return x
     is_explicit = AxisType.Explicit in sharding.mesh.axis_types
@@ -383,6 +384,7 @@ def _constrained(x: Any, sharding: NamedSharding | None) -> Any:
 
 
 def _placed(name: str, x: Any, sharding: NamedSharding | None) -> Any:
+    """Bring a traced argument to its sharding, where that is a part of its type, and to its memory."""
     if sharding is not None and _is_typed(sharding):
         _check_divides(name, x, sharding)
         x = jax.sharding.reshard(x, _of_explicit_axes(sharding))

@@ -349,6 +349,7 @@ def _check_versions(path: FilePath, saved: dict[str, str]) -> None:
 
 
 def _refused(name: str, error: OSError | FileError) -> ArgumentError:
+    """Return the error of a file that is no program of this version."""
     match error:
         case OSError() | UnreadableError():
             return ArgumentError(f"the program {name} cannot be read", got=file_problem(error))

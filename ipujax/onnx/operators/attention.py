@@ -169,6 +169,7 @@ def flex_attention(
 
 
 def _modified(function: Callable[[Array], Any] | None, x: Array) -> Array:
+    """Apply the graph with which a node modifies scores or probabilities; none leaves them."""
     if function is None:
         return x
     (result,) = function(x)

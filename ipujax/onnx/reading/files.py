@@ -159,6 +159,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _parsed(data: bytes, name: str) -> onnx.ModelProto:
+    """Parse a model; the error of bytes that are none says how many there are."""
     expected = "an ONNX model (protobuf ModelProto)"
     if not data:
         raise OnnxModelError(f"{name} is empty", expected=expected, got="0 bytes")

@@ -257,17 +257,14 @@ class TrainingSession(Session):
         }
         return as_device_values(changing)
 
-    def _split(self) -> tuple[Any, Any, Any]:
+    def _arguments(self) -> tuple[Any, ...]:
         device = self._store.device
         groups = (self._trained, self._buffers, self._frozen())
         trained, buffers, frozen = ({name: device[name] for name in names} for names in groups)
-        return trained, buffers, frozen
-
-    def _arguments(self) -> tuple[Any, ...]:
-        trained, buffers, frozen = self._split()
         return trained, self._store.states, buffers, frozen, self._device_values
 
     def _offloaded(self) -> tuple[int, ...]:
+        """Return the positions of offloaded arguments: weights, optimiser state; by the largest weight, as one each."""
         options = self._options
         sizes = [x.size for x in self._store.host.values()]
         largest = max(sizes, default=0)

@@ -98,6 +98,7 @@ class _Expander:
         self._buffers = {buffer.remote: buffer for buffer in graph.remote_buffers.values()}
 
     def _memoised(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return an expanded part, made once: programs share functions and compute sets by identity."""
         if key not in self._expanded:
             self._expanded[key] = make()
         return self._expanded[key]
