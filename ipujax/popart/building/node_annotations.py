@@ -20,7 +20,8 @@ from ipujax.front_end import nearest
 from ipujax.popart.building import annotations as notes
 from ipujax.popart.building.operation_calls import AttributeType, attribute_proto
 from ipujax.popart.enumerations import CommGroupType, RecomputeType, ReplicatedTensorSharding
-from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.exceptions import popart_exception, popart_type_error
+from ipujax.popart.options import TensorLocation
 
 DELIMITER = "/"
 
@@ -265,9 +266,12 @@ class NodeAnnotations(NodeAttributes):
 
         Raises:
             popart_exception: results that replicas divide.
+            popart_type_error: another value than a `TensorLocation`.
         """
         is_context = value is None and not isinstance(nodeOutputNames, str | list | set | tuple)
         location = nodeOutputNames if is_context else value
+        if not isinstance(location, TensorLocation):
+            raise popart_type_error("outputTensorLocation needs a TensorLocation", got=location)
         if location.replicatedTensorSharding != ReplicatedTensorSharding.Off:
             message = "outputTensorLocation: replicatedTensorSharding is not supported"
             raise popart_exception(message, expected="ReplicatedTensorSharding.Off", got=location)
