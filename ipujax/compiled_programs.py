@@ -80,12 +80,13 @@ def traced_calls() -> Iterator[list[TracedCall]]:
 
 @contextmanager
 def _innermost(lists: list[list[_T]]) -> Iterator[list[_T]]:
-    """Yield an empty list, which is the last of `lists` inside."""
+    """Yield an empty list, which is the last of `lists` inside: the one that compilations append to."""
     new: list[_T] = []
     lists.append(new)
     try:
         yield new
     finally:
+        # By identity, and at any place: blocks of several threads end in any order.
         lists[:] = [each for each in lists if each is not new]
 
 

@@ -71,6 +71,7 @@ class IPUModel:
 
 
 def _check_fields(changes: Mapping[str, Any]) -> None:
+    """Refuse a keyword of `IPUModel` that is no constant of the machine, with the nearest."""
     # `sources` documents the other fields, and is no constant of the machine.
     names = {"arch", *(field.name for field in dataclasses.fields(Target) if field.name != "sources")}
     for name, value in changes.items():

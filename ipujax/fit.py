@@ -145,7 +145,7 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
     if options.stream_loops == "auto" and first.may_stream_loops:
         fitting = _with_streams(first.choice, fitting, options.byte_cost, attempted)
     if fitting is None:
-        _refuse(list(attempts.values()))
+        _raise_out_of_memory(list(attempts.values()))
     _log_best(fitting, list(attempts.values()), time.perf_counter() - start)
     return fitting.planned, _with_history(fitting, list(attempts.values()))
 
@@ -372,7 +372,7 @@ def _remedies(untried: Untried) -> dict[str, str]:
     return {name: remedy for is_untried, name, remedy in remedies if is_untried}
 
 
-def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
+def _raise_out_of_memory(attempts: Sequence[_Attempt[P]]) -> NoReturn:
     """Raise the error of the plan whose fullest tile is smallest, the first of equals."""
     reports = [attempt.executable.memory for attempt in attempts]
     best = attempts[_smallest(reports)]

@@ -136,6 +136,7 @@ def uniform(
 
 
 def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype: np.dtype) -> jax.Array:
+    """Draw integers of a type, both bounds included."""
     # Both bounds are included, but JAX excludes the upper, and `high + 1` may overflow the type.
     limits = np.iinfo(dtype)
     # As arrays: JAX takes Python's integers for INT, which lacks the upper half of UNSIGNED_INT.
@@ -298,6 +299,7 @@ def _drop(
     prog: Program,
     name: str,
 ) -> Tensor:
+    """Add a dropout: elements, or blocks that `shape` broadcasts, are kept and scaled, or become zero."""
     _check_probability(name, keep_probability)
     factor = cast_values(scale, x.dtype, f"{name}: the scale")
 

@@ -69,6 +69,7 @@ def calc_linear_tile_mapping(
 
 
 def _make_linear_mapping(graph: Graph, size: int, dtype: Any, minimum: int | None, grain: int | None) -> Flat:
+    """Return a mapping in flat order to as many tiles as each get `minimum` elements, in multiples of `grain`."""
     if minimum is None and grain is None:
         return linear_mapping(graph, size, dtype)
     grain = max(1, VECTOR_BYTES // element_bytes(dtype)) if grain is None else grain

@@ -66,6 +66,7 @@ class Stack:
         return [Stack(group, by_first[group[0]], self.axis) for group in ordered]
 
     def _reordered(self, units: Sequence[str]) -> Stack:
+        """Return the stack with its units in another order."""
         if list(units) == list(self.units):
             return self
         arrays = self.by_unit()

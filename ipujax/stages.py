@@ -408,6 +408,8 @@ class Compiled(Stage):
         return self._jitted(self._log, ())
 
     def _jitted(self, log: DecisionLog | None, donated: tuple[int, ...]) -> Callable[..., Any]:
+        """Return the function of flat arguments that XLA runs; with a log it records decisions."""
+
         def run(*leaves: Any) -> Any:
             return self.lowered.evaluate(*leaves, log=log)
 

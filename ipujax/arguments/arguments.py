@@ -310,6 +310,7 @@ def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
 
 
 def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
+    """Refuse a static argument that cannot be hashed: programs are looked up by the values of these."""
     try:
         hash(value)
     except TypeError as error:

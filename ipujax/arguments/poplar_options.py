@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Container, Mapping
 from numbers import Real
+from operator import index
 from types import MappingProxyType
 from typing import Any
 
@@ -43,12 +44,15 @@ def _flag(value: Any) -> bool:
 
 
 def _count_from(minimum: int) -> Parser:
+    """Return the parser of whole numbers from a minimum."""
+
     def count(value: Any) -> int:
+        # `index` takes integers of every library and refuses fractions, which `int` cuts off.
         try:
-            number = int(value) if not isinstance(value, bool | float) else minimum - 1
+            number = int(value) if isinstance(value, str) else index(value)
         except (TypeError, ValueError):
-            number = minimum - 1
-        if number < minimum:
+            number = None
+        if number is None or isinstance(value, bool) or number < minimum:
             raise _Invalid("a count", f"a whole number, at least {minimum}")
         return number
 
@@ -56,6 +60,8 @@ def _count_from(minimum: int) -> Parser:
 
 
 def _number_within(low: float, high: float) -> Parser:
+    """Return the parser of numbers between bounds, which are included."""
+
     def number(value: Any) -> float:
         # True is no number, though Python counts it as one.
         try:
@@ -305,6 +311,7 @@ def read_options(
 
 
 def _from_environment(environment: Mapping[str, str], kind: type[IpuError]) -> dict[str, Any]:
+    """Return the engine options of the first of `ENVIRONMENT` that is set; none without any."""
     variable = next((name for name in ENVIRONMENT if environment.get(name)), None)
     if variable is None:
         return {}

@@ -123,6 +123,7 @@ def _shaped(leaf: Any) -> Any:
 
 
 def _compiled(function: IpuFunction[..., Any], shapes: Any, shardings: Any, candidate: Candidate) -> ShardingPlan:
+    """Compile the function with a candidate's shardings, and return its figures, also where it does not fit."""
     cycles = int(candidate.cost.cycles)
     try:
         compiled = function.with_options(in_shardings=shardings).lower(*shapes).compile()

@@ -220,6 +220,7 @@ class Search:
         return self.evaluated[specs]
 
     def _partitioned(self, specs: Specs) -> Candidate:
+        """Partition the program by specs of its arguments; return these as chosen, with its cost and collectives."""
         notes = Notes()
         shardings = tuple(None if spec is None else NamedSharding(self.mesh, spec) for spec in specs)
         after = partition(self.jaxpr, Shardings(shardings, (), self.target), notes)

@@ -243,6 +243,7 @@ def _refuse_axes_without_replicas(in_specs: Any, out_specs: Any, axis_name: str)
 
 
 def _check_spec(name: str, spec: Any, axis_name: str) -> None:
+    """Refuse a spec that is no PartitionSpec, or splits by other than one axis, that of the replicas."""
     if spec is None:
         return
     if not isinstance(spec, PartitionSpec):
@@ -312,6 +313,7 @@ def explaining_axis_errors(replication: Replication | None) -> Iterator[None]:
 
 
 def _unknown_axis(error: NameError, replication: Replication | None) -> ArgumentNameError:
+    """Return the error for a collective over an axis that JAX does not know, with the names that there are."""
     name = str(error).partition("axis name: ")[2].partition(".")[0]
     if replication is None:
         hint = f"ipu.jit(..., replicas=N, axis_name={name!r}, in_specs=..., out_specs=...)"

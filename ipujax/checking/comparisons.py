@@ -142,6 +142,7 @@ def _mismatches(
 
 
 def _mismatch_of_passes(name: str, eqn: JaxprEqn | None, var: Any, deviation: Difference) -> Mismatch:
+    """Return the report of a value that a pass changes: of an equation's result, or of an output without equation."""
     return Mismatch(
         f"pass {name}",
         "" if eqn is None else eqn.primitive.name,
@@ -277,6 +278,7 @@ def _sizes(eqn: JaxprEqn, operands: list[Any], results: list[Any], replicas: int
 
 
 def _mismatch(run: _Run, number: int, deviation: Difference, found_in: str) -> Mismatch:
+    """Return the report of a result that differs between the lowered program and JAX; at the user's equation."""
     probed = run.probed
     eqn = probed.equation
     aval: Any = eqn.outvars[number].aval

@@ -57,7 +57,7 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
         ArgumentError: the program calls Python functions, reads the cycle counter, or runs on several instances.
     """
     lowered = compiled.lowered
-    _refuse(lowered)
+    _refuse_incomparable(lowered)
     pairs = zip(leaves, lowered.signature.in_avals, strict=True)
     operands = lowered.call_program.operands([_on_one_device(*pair) for pair in pairs])
     operands = list(map(to_device, operands))
@@ -100,7 +100,7 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
     )
 
 
-def _refuse(lowered: Lowered) -> None:
+def _refuse_incomparable(lowered: Lowered) -> None:
     reasons = (
         (lowered.calls is not None, "calls Python functions", "leave callbacks out: a check would call them again"),
         ("cycle_count" in lowered.primitives, "reads the cycle counter, which plain JAX lacks", "leave it out"),

@@ -181,6 +181,7 @@ def _stacked(action: str, tree: Any, refused: tuple[Any, ...] = ()) -> tuple[lis
 
 
 def _array(action: str, place: str, leaf: Any, refused: tuple[Any, ...]) -> jax.Array:
+    """Return a leaf of an operand as an array; refuse kinds of dtypes that the collective `action` cannot reduce."""
     try:
         array = jnp.asarray(leaf)
     except (TypeError, ValueError, OverflowError) as error:  # of masked arrays; of numbers wider than JAX's

@@ -212,6 +212,7 @@ class _Run:
                     self._show(sys.stdout if name == "out" else sys.stderr, b"".join(prefix + line for line in lines))
 
     def _show(self, sink: Any, text: bytes) -> None:
+        """Write output of an instance to the launcher's own; where nobody reads that, end all instances."""
         with self._showing:
             try:
                 sink.flush()

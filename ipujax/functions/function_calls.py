@@ -255,6 +255,7 @@ class FunctionCalls:
         return self._report(self.compiler.lower(args, kwargs), args, kwargs)
 
     def _check_comparable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call without numbers of a machine to compare: on `ipu.CPU()`, in a trace, or of shapes."""
         name = self._user.name
         if isinstance(self._user.settings.current_device, CPU):
             problem = f"{name} runs on ipu.CPU(): plain JAX computes it, and there is nothing to check"

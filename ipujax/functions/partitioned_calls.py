@@ -133,6 +133,7 @@ class PartitionedCalls:
         return outcome.ending.results(outcome.outs, leaves, local_leaves)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Outcome:
+        """Evaluate the compiled program inside JAX's trace of a call; raise where that trace has no program."""
         program = _PROGRAM.get()
         if program is None or program.partitioning is None:
             raise _NeedsProgramError

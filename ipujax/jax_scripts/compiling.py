@@ -207,6 +207,7 @@ def profiles_of(
 
 
 def _compiled(record: FunctionRecord, device: IPUModel, target: Target, options: Options) -> Compiled:
+    """Compile a recorded function from its trace; the error of a failure names the step."""
     assert record.jaxpr is not None
     with _step("its lowering", record):
         name = FunctionName(record.name, device, None, record.file)

@@ -76,6 +76,7 @@ def _cycles(jaxpr: Jaxpr, target: Target, is_most: bool) -> float:
 
 
 def _cycles_of_equation(eqn: JaxprEqn, target: Target, is_most: bool) -> float:
+    """Return the estimated cycles of an equation, work and bytes shared equally by all tiles; from shapes alone."""
     from ipujax.lowering.primitives import record_of  # a script without functions needs no compiler
 
     name = eqn.primitive.name

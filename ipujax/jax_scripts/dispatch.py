@@ -35,17 +35,17 @@ _RUN = "_pjit_call_impl_python"
 class Watcher(Protocol):
     """A watcher, which is told of calls."""
 
-    def dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count_dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a call of a jitted function that C++ has run; donated arguments are deleted."""
 
-    def evaluated(self, jaxpr: ClosedJaxpr, params: Mapping[str, Any], args: tuple[Any, ...]) -> bool:
+    def count_evaluated(self, jaxpr: ClosedJaxpr, params: Mapping[str, Any], args: tuple[Any, ...]) -> bool:
         """Take a call, before it runs, of a jaxpr with the parameters of its `jit` equation.
 
         Returns:
             Whether the next call of the function should come here too, not to C++.
         """
 
-    def called(self, traced: jax.stages.Traced | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count_compiled(self, traced: jax.stages.Traced | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a call of `jax.stages.Compiled`, before it runs, with its trace, None if that is unknown."""
 
 
@@ -77,7 +77,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
     thread = local()
 
     def hook(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
-        watcher.dispatched(fun, args, kwargs)
+        watcher.count_dispatched(fun, args, kwargs)
         outer = outer_state.value
         if outer is not None:  # the search for NaNs
             outer(fun, args, kwargs, results)
@@ -87,14 +87,14 @@ def watched(watcher: Watcher) -> Iterator[None]:
         jaxpr = params["jaxpr"]
         if getattr(thread, "evaluating", None) is jaxpr:
             return original_run(*args, **params)
-        stays = watcher.evaluated(jaxpr, params, args)
+        stays = watcher.count_evaluated(jaxpr, params, args)
         results, executable, profiler, constants = original_run(*args, **params)
         return results, executable, _NotSettled() if stays else profiler, constants
 
     @hiding_frames
     def impl(*args: Any, **params: Any) -> Any:
         outer = getattr(thread, "evaluating", None)
-        watcher.evaluated(params["jaxpr"], params, args)
+        watcher.count_evaluated(params["jaxpr"], params, args)
         thread.evaluating = params["jaxpr"]
         try:
             return original_impl(*args, **params)
@@ -140,7 +140,7 @@ def _watched_stages(watcher: Watcher) -> Iterator[None]:
 
     @hiding_frames
     def called(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        watcher.called(traces.get(self), args, kwargs)
+        watcher.count_compiled(traces.get(self), args, kwargs)
         return call(self, *args, **kwargs)
 
     places: tuple[tuple[Any, str, Any, Any], ...] = (

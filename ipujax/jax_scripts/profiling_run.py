@@ -173,6 +173,7 @@ class ProfilingRun(NotCopied):
         return tuple(sorted(rows, key=_order))
 
     def _row(self, record: FunctionRecord, estimate: Estimate, reason: str) -> ProfiledCalls:
+        """Return the row of a recorded function: compiled, or with the reason for which it stays JAX's."""
         path, line = record.definition
         row = ProfiledCalls(
             shown_name(record),
@@ -219,13 +220,16 @@ class ProfilingRun(NotCopied):
         Raises:
             ArgumentError: no function of that name was compiled.
         """
-        profiles = {row.name: row.profile for row in reversed(self.functions) if row.profile is not None}
-        if name is None and profiles:
-            return list(profiles.values())[-1]
-        if name not in profiles:
-            expected = ", ".join(reversed(profiles)) or "at least one call of a function of jax.jit"
+        # By cycles, the most expensive first: the programs of one function, for other shapes, share its name.
+        named = [(row.name, row.profile) for row in self.functions if row.profile is not None]
+        if name is None and named:
+            return named[0][1]
+        most_expensive = dict(reversed(named))
+        if name not in most_expensive:
+            names = dict.fromkeys(row_name for row_name, _ in named)
+            expected = ", ".join(names) or "at least one call of a function of jax.jit"
             raise ArgumentError("no such function was compiled", expected=expected, got=repr(name))
-        return profiles[name]
+        return most_expensive[name]
 
     @checking_calls("run.to_html")
     def to_html(self, path: FilePath, name: str | None = None) -> None:

@@ -197,12 +197,12 @@ class Recorder:
         with self._lock:
             return _without_weak_types([record for records in self._records.values() for record in records])
 
-    def dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count_dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call that C++ has run."""
         entry = self._by_function.get(id(fun))
         if entry is None:
             if getattr(fun, "__wrapped__", None) is None or self._is_muted:
-                return  # an executable whose call `evaluated` or `called` has seen
+                return  # an executable whose call `count_evaluated` or `count_compiled` has counted
             entry = ref(fun, self._forgetting(id(fun))), Signatures(fun)
             self._by_function[id(fun)] = entry
         elif self._is_muted:
@@ -213,7 +213,7 @@ class Recorder:
             record = signatures.find(args, kwargs, self._record_of_call)
         self._count(record)
 
-    def evaluated(self, jaxpr: ClosedJaxpr, params: Mapping[str, Any], args: tuple[Any, ...]) -> bool:
+    def count_evaluated(self, jaxpr: ClosedJaxpr, params: Mapping[str, Any], args: tuple[Any, ...]) -> bool:
         """Count a call that runs next; return whether the next one has to come here too."""
         if self._is_muted:
             return False
@@ -227,16 +227,16 @@ class Recorder:
             )
         record = self._by_jaxpr[jaxpr]
         self._count(record)
-        return self._sampled(record, args)
+        return self._add_sample(record, args)
 
-    def called(self, traced: jax.stages.Traced | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count_compiled(self, traced: jax.stages.Traced | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call of `jax.stages.Compiled`."""
         leaves = jax.tree.leaves((args, kwargs))
         if self._is_muted or any(isinstance(x, jax.core.Tracer) for x in leaves):
             return
         record = self._record_of_trace(traced, leaves)
         self._count(record)
-        self._sampled(record, leaves)
+        self._add_sample(record, leaves)
 
     @property
     def _is_muted(self) -> bool:
@@ -265,7 +265,7 @@ class Recorder:
                 record.calls += 1
                 record.places[place] += 1
 
-    def _sampled(self, record: FunctionRecord, args: Sequence[Any]) -> bool:
+    def _add_sample(self, record: FunctionRecord, args: Sequence[Any]) -> bool:
         """Add a call to the samples of a function; return whether the next one is wanted too."""
         samples = record.samples
         is_deleted = any(isinstance(x, jax.Array) and x.is_deleted() for x in args)  # JAX refuses it next

@@ -222,6 +222,7 @@ def _notes(row: ProfiledCalls) -> list[str]:
 
 
 def _lines_of_operations(operations: Sequence[SingleOperations]) -> list[str]:
+    """Return the lines of the table of single operations, the most expensive first."""
     count = sum(row.operations for row in operations)
     cycles = sum(row.estimated_cycles for row in operations)
     rows: list[Row] = [

@@ -51,6 +51,7 @@ class ProfileLogger(keras.callbacks.Callback):
         return None if fit is None else (fit.host, fit.device_seconds)
 
     def _log_bound(self, epoch: int, logs: Any) -> None:
+        """Log which is slower in an epoch, the host that prepares batches or the device that trains on them."""
         slower = "host" if logs["host_data_seconds"] > logs["ipu_seconds"] else "device"
         _LOG.info(
             "%s epoch %d: the host prepares batches in %.3g s and is waited for %.3g s, "

@@ -215,6 +215,7 @@ class IPUStrategy:
         keras_maker = getattr(keras.Model, f"make_{name}")
 
         def make(model: Any, force: bool = False) -> Any:
+            """Set the model's `Execution` where Keras sets its jitted function; one of equal settings stays."""
             settings = model_state.settings_of(model)
             if model.run_eagerly:
                 if settings.batches_of_update > 1 or layer_stages.has_stages(model):

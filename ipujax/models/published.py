@@ -87,10 +87,10 @@ PUBLISHED: Mapping[str, PublishedNetwork] = {
     "conformer-s": PublishedNetwork(conformer, ConformerShape(16, 144, 4), 10_300_000, _CONFORMER),
     "conformer-m": PublishedNetwork(conformer, ConformerShape(16, 256, 4), 30_700_000, _CONFORMER),
     "conformer-l": PublishedNetwork(conformer, ConformerShape(17, 512, 8), 118_800_000, _CONFORMER),
-    "resnet-18": PublishedNetwork(resnet, ResnetShape((2, 2, 2, 2), False), 11_689_512, _RESNET),
-    "resnet-34": PublishedNetwork(resnet, ResnetShape((3, 4, 6, 3), False), 21_797_672, _RESNET),
-    "resnet-50": PublishedNetwork(resnet, ResnetShape((3, 4, 6, 3), True), 25_557_032, _RESNET),
-    "resnet-101": PublishedNetwork(resnet, ResnetShape((3, 4, 23, 3), True), 44_549_160, _RESNET),
+    "resnet-18": PublishedNetwork(resnet, ResnetShape((2, 2, 2, 2), is_bottleneck=False), 11_689_512, _RESNET),
+    "resnet-34": PublishedNetwork(resnet, ResnetShape((3, 4, 6, 3), is_bottleneck=False), 21_797_672, _RESNET),
+    "resnet-50": PublishedNetwork(resnet, ResnetShape((3, 4, 6, 3), is_bottleneck=True), 25_557_032, _RESNET),
+    "resnet-101": PublishedNetwork(resnet, ResnetShape((3, 4, 23, 3), is_bottleneck=True), 44_549_160, _RESNET),
     "u-net": PublishedNetwork(u_net, UNetShape((64, 128, 256, 512, 1024)), None, _U_NET),
 }
 

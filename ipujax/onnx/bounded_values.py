@@ -140,6 +140,7 @@ def merged(first: Any, second: Any, bound: int | None, name: str) -> Any:
 
 
 def _merged_sequences(first: Any, second: Any, bound: int | None, name: str) -> Any:
+    """Return the form of two sequences: as they are if all shapes are equal, else a buffer of `bound` elements."""
     leaves = [(x.shape, x.dtype) for x in jax.tree.leaves((first, second))]
     for each in (first, second):
         if isinstance(each, BoundedSequence):

@@ -79,6 +79,7 @@ def cast(x: Any, dtype: Any, *, saturate: bool = True, round_mode: str = "up") -
 
 
 def _saturated(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Convert to a type of 8 bits or fewer; numbers beyond its largest, infinities too, become this."""
     wide = x if is_floating(x) and x.dtype.itemsize >= 2 else x.astype(jnp.float32)
     limit = jnp.asarray(jnp.finfo(dtype).max, wide.dtype)
     # jnp.clip would do as well but for NaN, which it must keep: lax.clamp propagates it

@@ -85,6 +85,7 @@ class Operator:
         return self.function(*(self._converted(n, x) for n, x in enumerate(operands)), **attributes)
 
     def _converted(self, position: int, operand: Any) -> Any:
+        """Return an operand as the annotation at its position wants it: an array, or a static value."""
         if operand is not None and position in self.array_operands:
             return jnp.asarray(operand)
         name = self.static_operands.get(position)

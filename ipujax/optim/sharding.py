@@ -294,7 +294,7 @@ def _evaluate_sharded(
 
     shapes = jax.tree.map(whole_shape, tuple(trees), is_leaf=_is_shard)
     jaxpr, results = jax.make_jaxpr(fun, return_shape=True)(*shapes)
-    return sharded_eval(jaxpr, operands, parts, partial(_refuse, parts.axis)), jax.tree.structure(results)
+    return sharded_eval(jaxpr, operands, parts, partial(_refuse_whole_arrays, parts.axis)), jax.tree.structure(results)
 
 
 def _from_state(parts: Shards, x: Any) -> ReplicaArray:
@@ -360,7 +360,7 @@ def _axis_size(axis: str) -> int | None:
         return None
 
 
-def _refuse(axis: str, path: Path) -> NoReturn:
+def _refuse_whole_arrays(axis: str, path: Path) -> NoReturn:
     """Raise the error of an equation that needs whole arrays."""
     eqn = path[-1]
     function = next((name for name in map(library_function, path) if name), "the optimiser")

@@ -135,7 +135,7 @@ class _Operand(NamedTuple):
 
 
 class _Call:
-    """One call of a pipelined function, while it is traced."""
+    """One call of a pipelined function, while it is traced; `names` are those of its positional arguments."""
 
     def __init__(
         self, fun: Callable[..., Any], settings: _Settings, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -241,6 +241,7 @@ class _Call:
         return roles
 
     def _refuse_settings_of_stages(self) -> None:
+        """Refuse a schedule and a device mapping of a function without stages, which would have no effect."""
         schedule = self.settings.schedule
         mapping = self.settings.device_mapping
         # "1f1b" of one stage, forward and backward in turn, is gradient accumulation, which needs no stages.

@@ -275,6 +275,7 @@ class _Walk:
         return [new for eqn in jaxpr.eqns if (new := self._equation(eqn)) is not None]
 
     def _equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        """Note the kinds of an equation's results; return the equation, None where a term or zeros replace it."""
         eqn = eqn.replace(invars=[substituted(atom, self.equal) for atom in eqn.invars])
         kinds = [self.kind(atom) for atom in eqn.invars]
         name = eqn.primitive.name

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -173,6 +173,7 @@ class StepCosts:
         return fixed_cycles < _FIXED_SHARE * high
 
     def _of_anchor(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        """Return the costs of a micro-batch that is lowered, once for all plans: these have equal specs."""
         # One that cannot be lowered is not tried again for each plan.
         if (rows, shards) in self.errors_of_rows:
             raise self.errors_of_rows[rows, shards]
@@ -241,6 +242,7 @@ class StepCosts:
         return split, StageSearch(function.jaxpr, number, planning)
 
     def _lowered(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        """Lower a micro-batch of so many rows, and return its costs and those of the update."""
         split, search = self._micro_batch(rows, shards, self.large.parts(rows, shards, self.target), specs)
         update = [eqn for eqn in split.update.jaxpr.eqns if record_of(eqn).cost != "view"]
         update_bytes = sum(value_bytes(var.aval) for eqn in update for var in eqn.outvars)
@@ -282,7 +284,9 @@ class StepCosts:
         if plan.data > 1:
             # Replicas of one shard are as many IPUs apart as there are shards.
             ranks = tuple(range(0, plan.data * plan.shards, plan.shards))
-            cycles += estimated_cycles(self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), True)
+            cycles += estimated_cycles(
+                self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), reduces_all=True
+            )
         # A batch over a mesh is loaded at once, before the first micro-batch.
         transfers = plan.micro_batches if plan.data * plan.shards == 1 else 1
         cycles += self.target.host_latency_seconds * self.target.clock_hz * (transfers + 1)
@@ -332,10 +336,18 @@ def _on_line(rows: float, points: Sequence[tuple[int, MicroBatchCosts]]) -> Micr
     return replace(last, work=replace(last.work, **changes))
 
 
+class _PipelineCost(NamedTuple):
+    """Cycles of all micro-batches, bytes of the IPU that has most, and the cut into stages."""
+
+    cycles: float
+    ipu_bytes: float
+    cuts: tuple[int, ...]
+
+
 def _pipeline_cost(
     plan: Plan, work: Work, resident: Sequence[tuple[int, int]], schedule: SchedulePlan | None, target: Target
-) -> tuple[float, float, tuple[int, ...]]:
-    """Cycles of all micro-batches, bytes of the IPU that has most, and the cut into stages; no schedule for one."""
+) -> _PipelineCost:
+    """Cost of a plan's micro-batches with the best cut into stages; without a schedule they are on one IPU."""
     count = plan.micro_batches
     stores_residuals = plan.recompute == "none"
     one_ipu = target.replace(num_ipus=1)
@@ -347,7 +359,8 @@ def _pipeline_cost(
         parameters = copies * sum(num_bytes for _, num_bytes in work.parameter_bytes)
         bounds = np.array([0, len(work.forward_cycles)])
         exchanges = one_ipu.num_tiles * float(exchange_bytes(work, bounds)[0, 1])
-        return cycles, values + parameters + exchanges + sum(num_bytes for _, num_bytes in resident), ()
+        arguments = sum(num_bytes for _, num_bytes in resident)
+        return _PipelineCost(cycles, values + parameters + exchanges + arguments, ())
     # A cut that fills tiles with values alone leaves no room for code; without any other it says how much is missing.
     free = one_ipu.replace(bytes_per_tile=int(one_ipu.bytes_per_tile * (1 - _BESIDE_SHARE)))
     for machine, counts_code in ((free, True), (free, False), (one_ipu, False)):
@@ -357,7 +370,8 @@ def _pipeline_cost(
         except ArgumentError:
             if machine is one_ipu:
                 raise
-    return *cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals), cut
+    cycles, ipu_bytes = cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals)
+    return _PipelineCost(cycles, ipu_bytes, cut)
 
 
 @dataclass(frozen=True, slots=True)

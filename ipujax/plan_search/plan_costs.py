@@ -50,9 +50,9 @@ def compiled_cost(job: PlanJob) -> PointCost | None:
     except OutOfTime:
         return None
     except TileMemoryError as error:
-        return PointCost(None, int(error.needed_bytes), False)
+        return PointCost(None, int(error.needed_bytes), fits=False)
     except IpuError as error:
-        return PointCost(None, None, False, error.what)
+        return PointCost(None, None, fits=False, error=error.what)
 
 
 def _cost_of(job: PlanJob) -> PointCost:

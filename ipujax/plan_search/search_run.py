@@ -43,7 +43,7 @@ _ROUND = 4  # plans that an executor has at once
 _FULL_SHARE = 0.6  # of a tile's memory, from which plans of less memory are tried too
 _HOPELESS = 2.0  # times a tile's memory, above which a plan is not planned again
 _ESTIMATE_SHARE = 0.5  # of the seconds, after which plans are compiled that are estimated by then
-_UNKNOWN = PointCost(None, None, False)
+_UNKNOWN = PointCost(None, None, fits=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SearchRun:
             while self._estimate_shards(enough):
                 # So that a search which ends within the estimates of more shards has a best plan.
                 if self.best_cycles is None and any(map(self.may_fit, self.estimates)):
-                    self._compile(list(self._round(1, max_plans)), False, executor, file)
+                    self._compile(list(self._round(1, max_plans)), executor, file, is_fitted=False)
             self._compile_best(max_plans, executor, file)
             if not self.pending:
                 return
@@ -162,6 +162,7 @@ class SearchRun:
         self.best[plan.shards] = min([*cycles, self.best[plan.shards]])
 
     def _estimate(self, plan: Plan) -> None:
+        """Estimate a plan once; note the estimate, or the reason for which the plan is refused."""
         if plan in self.estimates or plan in self.refused:
             return
         try:
@@ -235,13 +236,13 @@ class SearchRun:
         """Compile the best plans, until the next is no better; those that do not fit again, to fit."""
         while True:
             if plans := list(self._round(1 if executor is None else _ROUND, max_plans)):
-                self._compile(plans, False, executor, file)
+                self._compile(plans, executor, file, is_fitted=False)
             elif (plan := self.next_plan_to_fit()) is not None:
-                self._compile([plan], True, executor, file)
+                self._compile([plan], executor, file, is_fitted=True)
             else:
                 return
 
-    def _compile(self, plans: Sequence[Plan], is_fitted: bool, executor: Any, file: SweepFile[str] | None) -> None:
+    def _compile(self, plans: Sequence[Plan], executor: Any, file: SweepFile[str] | None, *, is_fitted: bool) -> None:
         """Compile plans, but for those of which the file has figures."""
         keys = {plan: f"{plan!r}{', fitted' if is_fitted else ''}" for plan in plans}
         file_costs = {} if file is None else file.done
@@ -286,7 +287,7 @@ class SearchRun:
                 with step(_LOG, "compile", detail=f"compiling plan {number} and others"):
                     cost = future.result()
             except BrokenExecutor as error:
-                cost = PointCost(None, None, False, f"its worker died: {error}")
+                cost = PointCost(None, None, fits=False, error=f"its worker died: {error}")
             yield plan, cost
 
     def result(self, reasons: Sequence[str], ended: Ended) -> Search:

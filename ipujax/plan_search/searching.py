@@ -96,6 +96,7 @@ def search(
     try:
         with (
             ending_at(deadline),
+            # Of no named steps, hence `tuple`: plans are compiled inside.
             watch_compilation(f"search of {getattr(plain, '__name__', 'step')}", tuple, options.progress),
         ):
             run = _run_of_step(plain, args, user_axes, settings, deadline)

@@ -156,10 +156,11 @@ def _loop(split: SplitStep, inputs: Sequence[Any], parts: int) -> list[Any]:
     of_sums = [aval for aval, flag in zip(avals, split.is_sum, strict=True) if flag]
     sums = [jnp.zeros(aval.shape, _sum_dtype(aval.dtype)) for aval in of_sums]
 
-    def part(carry: list[Any], rows: tuple[Any, dict[int, Any]]) -> tuple[list[Any], list[Any]]:
-        number, arrays = rows
-        operands = [number, *(arrays.get(n, x) for n, x in enumerate(inputs))]
-        results = _with_totals(split, operands, carry)
+    def part(totals: list[Any], number_and_slices: tuple[Any, dict[int, Any]]) -> tuple[list[Any], list[Any]]:
+        """Compute a part from its slices of the divided inputs; sums are carried, all else comes out as rows."""
+        number, slices = number_and_slices
+        operands = [number, *(slices.get(n, x) for n, x in enumerate(inputs))]
+        results = _with_totals(split, operands, totals)
         return (
             [x for x, flag in zip(results, split.is_sum, strict=True) if flag],
             [x for x, flag in zip(results, split.is_sum, strict=True) if not flag],
@@ -260,7 +261,10 @@ def _regions(body: Jaxpr, varying: set[Var]) -> Iterator[Region]:
 
 
 def _index_space(body: Jaxpr, value: Var) -> set[Var]:
-    """Values of as many elements that equations connect with a value, but for products."""
+    """Values that split together with a value: of as many elements, and connected with it by equations.
+
+    Products end the space: behind one, values have other dimensions.
+    """
     size = prod(value.aval.shape)  # type: ignore[attr-defined]
     space = {value}
     while True:

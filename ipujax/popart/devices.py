@@ -278,6 +278,7 @@ class DeviceManager:
 
 
 def _modelled(kind: DeviceType, options: Mapping[str, Any]) -> DeviceInfo:
+    """Return a simulated device of the options of `createIpuModelDevice`; warn of those without effect."""
     values, without_effect = read_options("device", options, _MODEL_OPTIONS, popart_exception)
     if without_effect:
         _LOG.warning("device options without effect: %s", ", ".join(without_effect))

@@ -118,7 +118,8 @@ class GraphTransformer:
                 # The sentence is PopART's: programs compare it.
                 listed = ", ".join(by_name) or "no parameter"
                 raise popart_exception(f"TensorId {name} not in the model initalizers", expected=listed, got=name)
-        constants = [onnx.helper.make_node("Constant", [], [name], name, value=by_name[name]) for name in ids]
+        chosen = dict.fromkeys(ids)  # a name that is given twice is one parameter
+        constants = [onnx.helper.make_node("Constant", [], [name], name, value=by_name[name]) for name in chosen]
         # Operands come before the nodes that read them.
         nodes = [*constants, *map(_copied, graph.node)]
         initialisers = [_copied(tensor) for tensor in graph.initializer if tensor.name not in ids]
@@ -210,6 +211,7 @@ def _array(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
 
 
 def _converted(tensor: onnx.TensorProto, dtype: np.dtype[Any]) -> onnx.TensorProto:
+    """Return a tensor in another type; numbers beyond int32 become its limits."""
     array = _array(tensor)
     if dtype == np.int32:
         limits = np.iinfo(np.int32)
@@ -220,6 +222,7 @@ def _converted(tensor: onnx.TensorProto, dtype: np.dtype[Any]) -> onnx.TensorPro
 
 
 def _copied(row: Any) -> Any:
+    """Copy a message of protobuf: clearing a field would empty the original one."""
     copied = type(row)()
     copied.CopyFrom(row)
     return copied

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.popart.building import read_model, weights_of
@@ -46,7 +47,7 @@ class NumericsReport:
         self._norms = {
             name: _norms(*(parameters[name].astype(np.float64) for parameters in models))
             for name, value in models[0].items()
-            if np.issubdtype(value.dtype, np.floating)
+            if jnp.issubdtype(value.dtype, jnp.floating)  # of bfloat16 too, which NumPy does not count
         }
 
     def getRelativeErrors(self) -> dict[str, float]:

@@ -115,6 +115,7 @@ def logger(name: str) -> logging.Logger:
 
 
 def _configure(root: logging.Logger) -> None:
+    """Set destination and levels of the log from PopART's environment variables."""
     target = os.environ.get(LOG_DEST, "stderr")
     streams = {"stderr": sys.stderr, "stdout": sys.stdout}
     handler = logging.StreamHandler(streams[target]) if target in streams else logging.FileHandler(target)

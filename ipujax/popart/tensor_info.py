@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,7 +47,11 @@ class TensorInfo:
     def __init__(self, *args: Any) -> None:
         dtype, shape = _dtype_and_shape(args)
         self._name = type_name(dtype)
-        self._dims = tuple(int(n) for n in shape)
+        try:
+            self._dims = tuple(index(n) for n in shape)
+        except TypeError:
+            message = "a dimension of a TensorInfo is no whole number"
+            raise popart_type_error(message, expected="whole numbers", got=shape) from None
         if any(n < 0 for n in self._dims):
             raise popart_exception("a dimension of a TensorInfo is negative", got=list(self._dims))
 

@@ -51,6 +51,7 @@ def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Check the arguments against the annotations, and that tensors are of the graph; then call the function."""
         for parameter, value in check_call(name, signature(), args, kwargs).arguments.items():
             declared = signature().parameters[parameter]
             values = value if declared.kind is declared.VAR_POSITIONAL else [value]

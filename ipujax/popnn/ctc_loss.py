@@ -202,6 +202,7 @@ def create_labels_input(
 def _create_operand(
     graph: Graph, dtype: Any, batch: int, time: int, length: int, classes: int, which: int, name: str
 ) -> Tensor:
+    """Create operand number `which` of the loss, mapped as the loss itself would read it."""
     # `dtype` is that of the operand; types and sizes of the others are any that the loss accepts.
     data, labels = (dtype, np.int32) if which == 0 else (np.float32, dtype)
     operands = [((time, batch, classes), data), ((batch, length), labels), ((batch,), np.int32), ((batch,), np.int32)]
@@ -343,6 +344,7 @@ def _add_loss(
     blank: int,
     name: str,
 ) -> Any:
+    """Add a loss to the graph after checks of its operands, with results of type `out_type`."""
     _check(name, operands, blank)
     kind = element_type(out_type, name)
     return add(
@@ -351,6 +353,7 @@ def _add_loss(
 
 
 def _check(name: str, operands: Sequence[Tensor], blank_class: int) -> None:
+    """Refuse operands of a loss that do not fit each other, and a blank that is no class."""
     data, labels, data_lengths, label_lengths = operands
     kinds = [np.dtype(t.dtype).kind for t in operands]
     got = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)

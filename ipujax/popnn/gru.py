@@ -101,7 +101,7 @@ def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> Gr
 
 
 def _create_operands(graph: Graph, params: GruParams, names: Mapping[int, str]) -> list[Tensor]:
-    return create_operands(graph, params, forward(params, False, False), names)
+    return create_operands(graph, params, forward(params, keep=False, pre_calc_weights=False), names)
 
 
 def gru_fwd(

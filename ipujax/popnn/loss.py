@@ -214,6 +214,7 @@ def _find_extreme(
     index_of: Callable[..., jax.Array],
     value_of: Callable[..., jax.Array] | None,
 ) -> Any:
+    """Add the search of each row's largest or smallest element: its index, and its value with `value_of`."""
     if x.ndim != 2 or not x.shape[1]:
         raise GraphError(f"{name}: must have rows of elements", expected="[batch, n]", got=list(x.shape))
 

@@ -101,7 +101,7 @@ def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> L
 
 def _create_operands(graph: Graph, params: LstmParams, names: Mapping[int, str]) -> list[Tensor]:
     # Mapped as `pre_calc_weights` uses them: mapped for the joined product, that one costs 3 % more.
-    return create_operands(graph, params, forward(params, False, True), names)
+    return create_operands(graph, params, forward(params, keep=False, pre_calc_weights=True), names)
 
 
 def lstm_fwd(

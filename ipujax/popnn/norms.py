@@ -109,6 +109,7 @@ class Norm:
             raise GraphError(f"{name}: too few elements for statistics", got=f"{count} for each")
 
         def estimate(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """Return the mean of each part of the activations, and the inverse of its standard deviation."""
             parts = a.astype(_WIDE).reshape(shape)
             mean = jnp.mean(parts, over, keepdims=True)
             if stable_algo:
@@ -245,6 +246,7 @@ class Norm:
         return self.normalise(graph, x, gamma, beta, mean, inverse, prog, name)[0], mean, inverse
 
     def _count_groups(self, name: str, x: Tensor, *statistics: Tensor) -> int | None:
+        """Return the number of groups of channels that statistics have; refuse statistics of another size."""
         # From the size of the statistics; None for statistics of channels.
         _check(name, x)
         batch, channels = x.shape[:2]

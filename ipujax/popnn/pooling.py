@@ -50,6 +50,8 @@ class PoolParams:
 
 
 def _pooling(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
+    """Make the function of a pooling, which counts no padding: [batch, channels, field] → the same, of windows."""
+
     def pool_array(x: jax.Array) -> jax.Array:
         window = (1, 1, *params.kernel_shape)
         strides = (1, 1, *params.stride)

@@ -252,6 +252,7 @@ def forward(params: RecurrentParams, keep: bool, pre_calc_weights: bool) -> Call
     num_states = params.cell.num_states
 
     def run(x: jax.Array, *operands: jax.Array) -> tuple[Any, ...]:
+        """Run the layer, with its weights and states in the order of popnn's parameters."""
         start = operands[:num_states]
         w, u, b, *lengths = operands[num_states:]
         # Of [units, 2, out] the first are biases of inputs, the second of outputs.
@@ -328,6 +329,7 @@ def weight_gradients(params: RecurrentParams) -> Callable[..., tuple[jax.Array, 
     order = params.cell_order
 
     def run(d_units: jax.Array, x: jax.Array, *operands: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Sum products of operands and units' gradients over time and batch, one product for each operand."""
         units = dict(zip(order, d_units, strict=True))
         groups = GRADIENTS[params.cell_name].products(units, *operands)
         d_w = jnp.einsum("tbi,ktbo->kio", x, d_units)
@@ -349,6 +351,7 @@ def _transposed(weights: Stack) -> Transposed:
 
 
 def _lstm_step(d_state: State, past: State, slopes: Gradients, transposed: Sequence[Transposed]) -> tuple[State, Units]:
+    """Step the backward pass of an LSTM: gradients of a new state → of the state before, and of the units' sums."""
     d_h, d_c = d_state
     f, i, g, o, s, c_before = past
     d_new_c = d_c + slopes["cell"](s, d_h * o)  # from the next step, and through the output o tanh(c')

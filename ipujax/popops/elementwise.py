@@ -90,6 +90,7 @@ def _add_scaled(
     prog: Program,
     name: str,
 ) -> None:
+    """Add the update `a = scale_a · a ± scale · b` to a program, after checks of its operands."""
     # Scales that are numbers are constants of the vertices, not operands.
     scales = [s for s in (scale, scale_a) if isinstance(s, Tensor)]
     if a.shape != b.shape:
@@ -102,6 +103,7 @@ def _add_scaled(
         raise GraphError(f"{name}: unknown speciality", expected=expected, got=repr(speciality))
 
     def compute(x: jax.Array, y: jax.Array, *scalars: jax.Array) -> jax.Array:
+        """Compute the new `a`; `scalars` are the scales that are tensors."""
         unused = iter(scalars)
 
         # Called for `scale` first, then for `scale_a`: the order of `scales`.

@@ -120,6 +120,7 @@ def reduce_with_output(
 
 
 def _reduce_array(a: jax.Array, dims: Sequence[int], operation: Reduction, scale: Any, dtype: Any) -> jax.Array:
+    """Reduce an array in the widest type that is needed, scale it, and round it once to `dtype`."""
     # A result of a type that holds all operands is reduced in it: not rounded to half on the way, and squares do not
     # wrap. Sums of halves, and floats of integers, are in float until they are scaled: they may be out of the range of
     # half, or of the integers, where the result is not.
@@ -197,6 +198,7 @@ def reduce_many(
 
 
 def _check(name: str, x: Tensor, dims: Sequence[int], operation: Reduction, *, summing: bool) -> None:
+    """Refuse dimensions that a tensor lacks, and an operation that is unknown or unfit for its type or use."""
     check_tensors(name, x)
     look_up(operation, _REDUCTIONS, f"operation of {name}")
     if summing and operation not in _SUMS:

@@ -97,6 +97,7 @@ def dynamic_slice_with_output(
 def _slicer(
     x: Tensor, offset: Tensor, dims: Sequence[int], sizes: Sequence[int], name: str
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Make the function that slices an array at offsets of `dims`, clamped to its bounds; refuse what does not fit."""
     shape = _slice_shape(name, x, dims, sizes)
     _check_offset(name, offset, dims)
 
@@ -234,6 +235,7 @@ def _update(
     prog: Program,
     name: str,
 ) -> None:
+    """Add to a program the update of slices of `x` in place, by JAX's `scatter` of one kind, after checks."""
     shape = _slice_shape(name, x, dims, sizes)
     _check_offsets(name, offsets, dims)
     same_type(name, [x, slices])

@@ -147,7 +147,7 @@ def rows_of_cells(grid: Grid, cell_rows: CellRows, x: jax.Array, block: int) -> 
 
 
 def add_terms(grid: Grid, sums: jax.Array) -> jax.Array:
-    """Add the sums of all cells by row of the result.
+    """Add the sums of all cells by row of the result: cells of several bands of columns have terms of one row.
 
     [column parts · cells, rows of blocks, block, columns] → [m, n].
     """
@@ -155,6 +155,7 @@ def add_terms(grid: Grid, sums: jax.Array) -> jax.Array:
     cells = sums.reshape(grid.column_parts, grid.cells, width, block, columns)
     by_row = cells.transpose(1, 2, 0, 3, 4).reshape(-1, grid.column_parts, block, columns)
     numbers = term_places(grid.writes, grid.shape[0])
+    # The place behind the last stands for a missing term, zeros.
     if (numbers == len(by_row)).any():
         by_row = jnp.concatenate([by_row, jnp.zeros((1, *by_row.shape[1:]), by_row.dtype)])
     terms = take_rows(by_row, numbers).reshape(*numbers.shape, grid.column_parts, block, columns)

@@ -233,6 +233,7 @@ class DynamicPlan:
         return place
 
     def _check(self, pattern: BlockPattern, blocks: np.ndarray) -> None:
+        """Refuse a pattern or blocks that the plan was not made for."""
         if (pattern.shape, pattern.block) != (tuple(self.shape), self.block):
             expected = f"{self.shape}, block {self.block}"
             got = f"{pattern.shape}, block {pattern.block}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from ipujax.popsparse.dynamic_plan import DynamicPlan, SparseBlocks
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 
 _SUMS = np.dtype(np.float32)
-Meta = tuple[jax.Array, jax.Array, jax.Array]  # row, slot and column_slot of `SparseBlocks`
+
+
+class _Places(NamedTuple):
+    """Places of the blocks of a matrix, as `SparseBlocks` has them."""
+
+    row: jax.Array
+    slot: jax.Array
+    column_slot: jax.Array
 
 
 def dynamic_matmul(plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array) -> jax.Array:
@@ -41,16 +48,17 @@ def dynamic_matmul(plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array) -> jax
         ArgumentValueError: a matrix of another plan, or an `x` whose shape does not match.
     """
     _check("dynamic_matmul", plan, sparse, x, 1)
-    return _product(plan, (sparse.row, sparse.slot, sparse.column_slot), sparse.values, x)
+    return _product(plan, _Places(sparse.row, sparse.slot, sparse.column_slot), sparse.values, x)
 
 
 def dynamic_transposed_matmul(plan: DynamicPlan, sparse: SparseBlocks, y: jax.Array) -> jax.Array:
     """The product [k, n] of the transposed block-sparse matrix with a dense one, [m, n]; else as `dynamic_matmul`."""
     _check("dynamic_transposed_matmul", plan, sparse, y, 0)
-    return _transposed(plan, (sparse.row, sparse.slot, sparse.column_slot), sparse.values, y)
+    return _transposed(plan, _Places(sparse.row, sparse.slot, sparse.column_slot), sparse.values, y)
 
 
 def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, contracted: int) -> None:
+    """Refuse operands of other plans, types or shapes; `contracted` is the matrix dimension that `x` begins with."""
     if not isinstance(plan, DynamicPlan) or not isinstance(sparse, SparseBlocks):
         got = f"{type(plan).__name__}, {type(sparse).__name__}"
         raise ArgumentTypeError(name, expected="a DynamicPlan and its SparseBlocks", got=got)
@@ -73,21 +81,20 @@ def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, con
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(plan: DynamicPlan, meta: Meta, values: jax.Array, x: jax.Array) -> jax.Array:
-    row, slot, _ = meta
+def _product(plan: DynamicPlan, places: _Places, values: jax.Array, x: jax.Array) -> jax.Array:
+    """The product [m, n] of the matrix by [k, n], each bucket multiplied in each cell that it is passed to."""
 
     def step_product(step: int) -> jax.Array:
-        blocks, rows = (_passed(plan, array, step) for array in (values, row))
-        return bucket_product(plan.grid, blocks, x, rows, slot[step], _SUMS, plan.most_blocks(step))
+        blocks, rows = (_passed(plan, array, step) for array in (values, places.row))
+        return bucket_product(plan.grid, blocks, x, rows, places.slot[step], _SUMS, plan.most_blocks(step))
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _transposed(plan: DynamicPlan, meta: Meta, values: jax.Array, y: jax.Array) -> jax.Array:
+def _transposed(plan: DynamicPlan, places: _Places, values: jax.Array, y: jax.Array) -> jax.Array:
     """The product [k, n] of the transposed matrix by [m, n]."""
     grid = plan.grid.transposed()
-    _, slot, column_slot = meta
 
     def by_part(array: jax.Array) -> jax.Array:
         bands = array.reshape(plan.grid.bands, grid.bands, -1)
@@ -95,21 +102,25 @@ def _transposed(plan: DynamicPlan, meta: Meta, values: jax.Array, y: jax.Array) 
 
     def step_product(step: int) -> jax.Array:
         blocks = by_part(_passed(plan, values, step)).swapaxes(1, 2)
-        return bucket_product(
-            grid, blocks, y, by_part(slot[step]), by_part(column_slot[step]), _SUMS, plan.most_blocks(step)
-        )
+        rows = by_part(places.slot[step])
+        slots = by_part(places.column_slot[step])
+        return bucket_product(grid, blocks, y, rows, slots, _SUMS, plan.most_blocks(step))
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sampled(plan: DynamicPlan, meta: Meta, left: jax.Array, right: jax.Array) -> jax.Array:
-    """The blocks of left · rightᵀ in the buckets of the plan: [m, n], [k, n] → [cells · size, block, block]."""
-    row, slot, _ = meta
+def _sampled(plan: DynamicPlan, places: _Places, left: jax.Array, right: jax.Array) -> jax.Array:
+    """The blocks of left · rightᵀ where the matrix has values: [m, n], [k, n] → [cells · size, block, block].
+
+    It is the gradient of these values. Each cell that a bucket is passed to computes its own blocks of it; they are
+    passed back, and added.
+    """
 
     def step_blocks(step: int) -> jax.Array:
-        rows = _passed(plan, row, step)
-        samples = bucket_samples(plan.grid, plan.block, left, right, rows, slot[step], plan.most_blocks(step))
+        rows = _passed(plan, places.row, step)
+        slots = places.slot[step]
+        samples = bucket_samples(plan.grid, plan.block, left, right, rows, slots, plan.most_blocks(step))
         return _passed(plan, samples, -step)
 
     return reduce(jnp.add, map(step_blocks, range(plan.steps + 1)))
@@ -121,22 +132,22 @@ def _passed(plan: DynamicPlan, array: jax.Array, step: int) -> jax.Array:
 
 
 def _product_backward(plan: DynamicPlan, saved: Any, g: jax.Array) -> tuple[None, jax.Array, jax.Array]:
-    meta, values, x = saved
-    return None, _sampled(plan, meta, g, x), _transposed(plan, meta, values, g)
+    places, values, x = saved
+    return None, _sampled(plan, places, g, x), _transposed(plan, places, values, g)
 
 
 def _transposed_backward(plan: DynamicPlan, saved: Any, g: jax.Array) -> tuple[None, jax.Array, jax.Array]:
-    meta, values, y = saved
-    return None, _sampled(plan, meta, y, g), _product(plan, meta, values, g)
+    places, values, y = saved
+    return None, _sampled(plan, places, y, g), _product(plan, places, values, g)
 
 
 def _sampled_backward(plan: DynamicPlan, saved: Any, g: jax.Array) -> tuple[None, jax.Array, jax.Array]:
-    meta, left, right = saved
-    return None, _product(plan, meta, g, right), _transposed(plan, meta, g, left)
+    places, left, right = saved
+    return None, _product(plan, places, g, right), _transposed(plan, places, g, left)
 
 
 def _saving(fun: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda plan, meta, a, b: (fun(plan, meta, a, b), (meta, a, b))
+    return lambda plan, places, a, b: (fun(plan, places, a, b), (places, a, b))
 
 
 _product.defvjp(_saving(_product), _product_backward)

@@ -92,6 +92,8 @@ def _dense_product(pattern: BlockPattern, order: np.ndarray, transposed: bool) -
 
 
 def _sampled(pattern: BlockPattern, order: np.ndarray) -> Callable[..., jax.Array]:
+    """Make the function in place of a sampled product: elements in the order of the sparse array."""
+
     def bcoo_sampled(left: jax.Array, right: jax.Array) -> jax.Array:
         return take_rows(static_sampled_matmul(pattern, left, right.T).ravel(), np.argsort(order))
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def static_softmax(pattern: BlockPattern, values: jax.Array) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _side_by_side(pattern: BlockPattern, fill: float, blocks: jax.Array) -> jax.Array:
     """[blocks, b, b] → [rows of blocks with values, most blocks of a row, b, b]."""
-    numbers, _ = _places(pattern)
+    numbers, _ = _blocks_of_rows(pattern)
     filled = jnp.concatenate([blocks, jnp.full((1, *blocks.shape[1:]), fill, blocks.dtype)])
     return take_rows(filled, numbers).reshape(*numbers.shape, *blocks.shape[1:])
 
@@ -87,7 +87,7 @@ def _side_by_side(pattern: BlockPattern, fill: float, blocks: jax.Array) -> jax.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_order(pattern: BlockPattern, rows: jax.Array) -> jax.Array:
     """The blocks of `_side_by_side` in the order of the pattern."""
-    _, places = _places(pattern)
+    _, places = _blocks_of_rows(pattern)
     return take_rows(rows.reshape(-1, *rows.shape[2:]), places)
 
 
@@ -102,9 +102,11 @@ _in_order.defvjp(
 
 
 @remembered
-def _places(pattern: BlockPattern) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the blocks of each row, int[rows, most blocks], and the place of each block in them."""
-    # A row with fewer blocks is filled up with the number of blocks, that of the block of `fill`.
+def _blocks_of_rows(pattern: BlockPattern) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks of each row that has any, int[rows, most blocks], and each block's place in this flat table.
+
+    A row of fewer blocks is filled up with the number behind the last block, where callers append an empty one.
+    """
     count = pattern.num_blocks
     order = np.lexsort((np.array(pattern.columns), np.array(pattern.rows)))
     _, row, lengths = np.unique(np.array(pattern.rows)[order], return_inverse=True, return_counts=True)
@@ -159,22 +161,27 @@ def possible_cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> I
             part = num_columns // column_parts
             for has_whole_rows, most_parts in ((False, int(loads.sum(1).max())), (True, num_rows)):
                 row_parts = min(most_cells // (num_bands * column_parts), most_parts)
-                blocks, writes, terms = _largest_cell(loads, row_parts, has_whole_rows)
-                sizes = CellSizes(pattern.block, blocks, most_reads, writes, part, terms, share)
+                most = _largest_cell(loads, row_parts, has_whole_rows)
+                sizes = CellSizes(pattern.block, most.blocks, most_reads, most.writes, part, most.terms, share)
                 yield Cut(bands, row_parts, has_whole_rows, column_parts), sizes
 
 
-def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tuple[int, int, int]:
-    """Return the most blocks and the most rows of a cell, and the most cells that have blocks of one row.
+class _LargestCell(NamedTuple):
+    """Most blocks and most rows of the result of a cell, and most cells that have blocks of one row."""
 
-    `loads`: blocks of each row in each band, int[bands, rows].
-    """
+    blocks: int
+    writes: int
+    terms: int
+
+
+def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> _LargestCell:
+    """Return the sizes that all cells get; `loads`: blocks of each row in each band, int[bands, rows]."""
     band, row = np.nonzero(loads)
     load = loads[band, row]
     if has_whole_rows:
         cell = band * row_parts + _parts_of_rows(loads, row_parts)[band, row]
         blocks = np.bincount(cell, weights=load).max()
-        return whole_bucket(int(blocks)), int(np.bincount(cell).max()), int(np.bincount(row).max())
+        return _LargestCell(whole_bucket(int(blocks)), int(np.bincount(cell).max()), int(np.bincount(row).max()))
     total = loads.sum(1)
     stop = loads.cumsum(1)[band, row]
     first, last = (rank * row_parts // total[band] for rank in (stop - load, stop - 1))
@@ -185,7 +192,7 @@ def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tu
     )
     writes = np.cumsum(starts - ends).max()
     terms = np.bincount(row, weights=last - first + 1).max()
-    return whole_bucket(-(-int(total.max()) // row_parts)), int(writes), int(terms)
+    return _LargestCell(whole_bucket(-(-int(total.max()) // row_parts)), int(writes), int(terms))
 
 
 def _parts_of_rows(loads: np.ndarray, row_parts: int) -> np.ndarray:

@@ -256,6 +256,7 @@ UNSET = ShardingSettings()
 
 
 def _of_leaf(who: str, place: str, leaf: Any, setting: NamedSharding | None) -> NamedSharding | None:
+    """Return the sharding of an argument: as set, else as the array has it; refuse one that contradicts."""
     placed = leaf.sharding if is_on_mesh(leaf) else None
     # JAX refuses a committed array of another sharding too.
     if setting is not None and placed is not None and not _are_alike(placed, setting, len(leaf.shape)):
@@ -282,6 +283,7 @@ def _are_alike(a: NamedSharding, b: NamedSharding, rank: int) -> bool:
 
 
 def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
+    """Refuse a sharding whose blocks are not equal, as no IPU pads: by dimension, with sizes that fit."""
     shape = tuple(jax.numpy.shape(leaf))
     parts = padded(sharding.spec, 0)
     if len(parts) > len(shape):
@@ -374,6 +376,7 @@ def constrained(name: str, shardings: Tree, values: Tree) -> Tree:
 
 
 def _constrained(x: Any, sharding: NamedSharding | None) -> Any:
+    """Constrain a traced array to a sharding, by the function that JAX has for the kind of its mesh axes."""
     if sharding is None:
         return x
     is_explicit = AxisType.Explicit in sharding.mesh.axis_types
@@ -381,6 +384,7 @@ def _constrained(x: Any, sharding: NamedSharding | None) -> Any:
 
 
 def _placed(name: str, x: Any, sharding: NamedSharding | None) -> Any:
+    """Bring a traced argument to its sharding, where that is a part of its type, and to its memory."""
     if sharding is not None and _is_typed(sharding):
         _check_divides(name, x, sharding)
         x = jax.sharding.reshard(x, _of_explicit_axes(sharding))

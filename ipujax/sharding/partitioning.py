@@ -82,6 +82,7 @@ class Partitioning:
         # Operands may include constants, and come in any order.
         spec_of_var = dict(zip(eqn.invars, eqn.params["in_specs"], strict=True))
         specs = [PartitionSpec()] * num_leaves
+        # The last inputs may be constants in the host's memory, which are no leaves; Refs are numbered behind these.
         for position, var in zip(positions, after.jaxpr.invars, strict=False):
             if position < num_leaves:
                 specs[position] = spec_of_var.get(var, PartitionSpec())

@@ -197,6 +197,7 @@ class CacheDirectory:
         return [CacheFile(path, x.st_size, x.st_mtime) for path, x in entries if stat.S_ISREG(x.st_mode)]
 
     def _entries(self, pattern: re.Pattern[str]) -> list[tuple[Path, os.stat_result]]:
+        """Return the files of the directory whose names match, with their status; other processes may remove some."""
         try:
             directory = os.scandir(self.path)
         except FileNotFoundError:  # nothing is stored yet
@@ -210,6 +211,7 @@ class CacheDirectory:
         return paths
 
     def _shrink(self) -> None:
+        """Remove the files of least recent use above the bounds, and those that a lost process left unfinished."""
         files = self.files()
         excess_bytes = sum(file.size for file in files) - self.max_bytes
         for number, file in enumerate(files):

@@ -66,6 +66,7 @@ def tree_data(who: str, place: str, tree: Any) -> Any:
 
 
 def _data(node: Any) -> Any:
+    """Return a pytree as JSON, by the kinds of its nodes; raise TypeError for a node of a class of the user's."""
     kind = type(node)
     if node is None or kind is int:
         return node
@@ -89,6 +90,7 @@ def tree_of_data(data: Any) -> Any:
 
 
 def _node(data: Any, depth: int) -> Any:
+    """Return the pytree that JSON of `_data` describes; refuse anything else, as a file may be damaged."""
     if depth > _MAX_DEPTH:
         raise DamagedError("its pytree is too deep", f"at most {_MAX_DEPTH} nodes inside each other", "more")
     match data:
@@ -347,6 +349,7 @@ def _check_versions(path: FilePath, saved: dict[str, str]) -> None:
 
 
 def _refused(name: str, error: OSError | FileError) -> ArgumentError:
+    """Return the error of a file that is no program of this version."""
     match error:
         case OSError() | UnreadableError():
             return ArgumentError(f"the program {name} cannot be read", got=file_problem(error))

@@ -79,6 +79,7 @@ def value_of_data(data: Any, content: bytes, kind: Any) -> Any:
 
 
 def _data(value: Any, kind: Any, arrays: list[bytes]) -> Any:
+    """Return a value as JSON, read by the annotation of its place; arrays are appended to `arrays`."""
     form = get_origin(kind)
     if form in (Union, UnionType):
         return None if value is None else _data(value, _optional(kind), arrays)
@@ -111,6 +112,7 @@ def _array_data(value: np.ndarray, arrays: list[bytes]) -> list[Any]:
 
 
 def _value(data: Any, kind: Any, arrays: _Arrays) -> Any:
+    """Return the value that JSON of `_data` describes, of the annotated kind; refuse anything else."""
     form = get_origin(kind)
     if form in (Union, UnionType):
         return None if data is None else _value(data, _optional(kind), arrays)

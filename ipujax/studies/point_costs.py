@@ -313,6 +313,7 @@ def costs_in_process(work: bytes, plan: Target, targets: Sequence[Target]) -> li
 
 @lru_cache(maxsize=1)
 def _plan_costs(work: bytes, plan: Target) -> PlanCosts:
+    """Return the costs of a program in a process of a sweep, to which the function came pickled."""
     try:
         loaded = pickle.loads(work)
     except Exception as error:

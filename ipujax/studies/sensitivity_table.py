@@ -223,6 +223,7 @@ def _elasticities(executable: Executable) -> _Elasticities:
 
 
 def _check_recompiled(names: Sequence[str]) -> None:
+    """Refuse names of constants that do not change programs, or are no numbers."""
     fields = {item.name: item for item in dataclasses.fields(Target)}
     names_of_numbers = [name for name in constants_of("program", "counts") if fields[name].type in ("int", "float")]
     if isinstance(names, str) or not isinstance(names, Iterable):

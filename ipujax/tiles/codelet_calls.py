@@ -176,6 +176,7 @@ def _converted(cls: type[Vertex], name: str, value: Any) -> Any:
 
 
 def _tiles(cls: type[Vertex], tiles: int | Sequence[int] | None, num_vertices: int) -> tuple[int, ...] | None:
+    """Return the tile of each vertex, None for a choice by the compiler; one number is the tile of all."""
     if tiles is None:
         return None
     numbers = np.asarray(tiles)

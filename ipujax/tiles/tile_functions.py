@@ -296,6 +296,7 @@ def _map_codelet(
     state: dict[str, Any],
     where: str,
 ) -> Any:
+    """Call a codelet once a tile, each vertex with its tile's row of every array."""
     read = [field for field in connected_fields(codelet) if field.is_read and field.kind in NUM_DIMS]
     # `codelet_call` takes an array of the field's own dimensions as common to all vertices.
     for field, x in zip(read, rows, strict=False):
@@ -308,6 +309,7 @@ def _map_codelet(
 def _map_function(
     fn: Callable[..., Any], rows: Sequence[jax.Array], tree: Any, num_tiles: int, tiles: Any, name: str
 ) -> Any:
+    """Trace a function of one row of each array, check it, and bind it to run on each tile with its own rows."""
     where = f"tile_map of {name}"
     shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows]
 
@@ -322,7 +324,7 @@ def _map_function(
         raise ArgumentTypeError(
             f"{where}: the function does not run on one row of each array",
             expected=f"a function of {shown_all(shapes)}",
-            got=str(error).splitlines()[0],
+            got=str(error).partition("\n")[0] or type(error).__name__,
             hint="it takes rows without the axis of tiles",
         ) from error
     jaxpr = discharged_body(jaxpr, where)

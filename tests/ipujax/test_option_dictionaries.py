@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,10 @@ def test_flags_are_true_or_false(value: Any) -> None:
         read_options("engine", {"debug.instrument": value}, ())
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, True, "x", None, float("nan"), "1.5"])
+@pytest.mark.parametrize(
+    "value",
+    [-1, 1.5, True, "x", None, float("nan"), "1.5", np.float32(2.5), np.True_, Decimal("2.5")],
+)
 def test_counts_are_whole_numbers(value: Any) -> None:
     with pytest.raises(IpuError, match="must be a count"):
         read_options("engine", {"opt.maxCompilationThreads": value}, ())

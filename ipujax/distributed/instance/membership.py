@@ -86,6 +86,7 @@ def membership() -> Membership:
 
 @cache
 def _membership(pid: int) -> Membership:
+    """Read the membership of a process once, by its id: its number among the processes, and the replicas of all."""
     del pid  # a fork is another process
     if is_instance():
         join(TIMEOUT_SECONDS)

@@ -73,7 +73,7 @@ def linear_classifier(
     scores = as_result(_products(rows, coefficients, intercepts, count))
     if count == 1:
         chosen = (scores[:, 0] > 0).astype(jnp.int32)
-        return labels_of(labels, chosen), two_classes(scores, post_transform, True)
+        return labels_of(labels, chosen), two_classes(scores, post_transform, is_probability=True)
     chosen = jnp.argmax(scores, axis=1)
     return labels_of(labels, chosen), transformed(scores, post_transform)
 
@@ -223,6 +223,7 @@ def _coupled(r: Array, classes: int) -> Array:
         return (step < _ITERATIONS) & (jnp.max(jnp.abs(product - total)) >= tolerance)
 
     def iterate(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Update one probability after another, and with each `q p` and `pᵀ q p`, which then need no product."""
         step, p = state
         product, total = gradient(p)
         for t in range(classes):

@@ -110,7 +110,7 @@ def _hidden_by_mask(mask: Optional, scores: Array) -> Array:
     if mask is None:
         return jnp.zeros((), bool)
     if mask.dtype == bool:
-        return ~_padded_mask(mask, scores, False)
+        return ~_padded_mask(mask, scores, fill=False)
     return jnp.isneginf(_padded_mask(mask, scores, -jnp.inf))
 
 
@@ -169,6 +169,7 @@ def flex_attention(
 
 
 def _modified(function: Callable[[Array], Any] | None, x: Array) -> Array:
+    """Apply the graph with which a node modifies scores or probabilities; none leaves them."""
     if function is None:
         return x
     (result,) = function(x)

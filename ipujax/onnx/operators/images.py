@@ -149,6 +149,7 @@ def sampled(x: Value, grid: Value, align_corners: int, mode: str, padding_mode: 
 
 
 def _placed(position: Array, low: float, high: float, size: int, padding: str) -> Array:
+    """Return sampling positions, those outside of an image moved inside as its padding says."""
     outside = (position < low) | (position > high)
     if padding == "border":
         return jnp.where(outside, jnp.clip(position, 0, size - 1), position)

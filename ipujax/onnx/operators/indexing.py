@@ -208,19 +208,23 @@ def compress(x: Value, condition: Value, *, axis: int | None = None, max_sizes: 
     return jnp.where(real, jnp.take(flat, index, axis=along), jnp.zeros((), flat.dtype))
 
 
+# Results of `unique` beside the elements.
+_ALL_OF_UNIQUE: dict[str, Any] = dict.fromkeys(("return_index", "return_inverse", "return_counts"), True)
+
+
 @operator("Unique")
 def unique(x: Value, *, axis: int | None = None, sorted: int = 1, max_sizes: MaxSizes, output_count: int = 1) -> Any:
     """Different elements or slices, first occurrences, positions in the result, and counts."""
     # They are in order, or in that of their first occurrences. Behind the last one, zeros up to the bound.
     if is_static(x):
-        values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        values, first, inverse, counts = np.unique(x, axis=axis, **_ALL_OF_UNIQUE)
         order = np.arange(len(first)) if sorted else np.argsort(first)
         rank = np.argsort(order)
         results = (np.take(values, order, axis or 0), first[order], rank[inverse.ravel()], counts[order])
         numbers = tuple(each.astype(np.int64) for each in results[1:])
         return (results[0], *numbers)[:output_count]
     size = data_dependent_size(max_sizes, "the different elements")
-    values, firsts, positions, numbers = jnp.unique(x, True, True, True, axis=axis, size=size, fill_value=0)
+    values, firsts, positions, numbers = jnp.unique(x, axis=axis, size=size, fill_value=0, **_ALL_OF_UNIQUE)
     real = numbers > 0
     arrangement = jnp.arange(size) if sorted else jnp.argsort(jnp.where(real, firsts, np.iinfo(np.int32).max))
     ranks = jnp.argsort(arrangement)

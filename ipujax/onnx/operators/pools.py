@@ -99,6 +99,7 @@ def _patches(x: Array, windows: Windows) -> tuple[Array, Array]:
 
 
 def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int) -> Array:
+    """Return the index in the flat input of each window's largest element, the second result of MaxPool."""
     taps = jnp.unravel_index(winner, windows.kernel)
     sizes = windows.sizes
     # `storage_order` 1 counts column-major inside an image; channels are outermost in both.

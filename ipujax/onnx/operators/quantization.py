@@ -53,6 +53,7 @@ def _quotient(x: Array, scale: Array) -> Array:
 
 
 def _quantized(quotient: Array, zero: Array | None, dtype: np.dtype, saturate: bool) -> Array:
+    """Return an array divided by its scale in a type of fewer bits: rounded, and shifted by the zero point."""
     if jnp.issubdtype(dtype, jnp.floating):
         # Of float8 the zero point says the dtype only; float4 adds it.
         shifted = quotient if zero is None or dtype != FLOAT4 else quotient + zero.astype(quotient.dtype)
@@ -126,7 +127,7 @@ def centred_levels(x: Array, axis: int | None = None) -> tuple[Array, Array]:
 
 
 def rounded_to_signed(x: Array, block_size: int) -> Array:
-    """Return an array with the values that it has as int8, each block of the last axis with a scale and no offset."""
+    """Return an array rounded as a product in int8 rounds its operand: each block of the last axis to 255 levels."""
     length = x.shape[-1]
     blocks = jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -length % block_size)])
     blocks = blocks.reshape(*x.shape[:-1], -1, block_size)
@@ -167,7 +168,9 @@ def quantized_matmul(
     )
     zero = jnp.asarray(y_zero_point)
     shifted = by_slice(zero, product, -2).astype(jnp.int32)
-    return _quantized(product.astype(jnp.float32) * (a_scales * b_scales / y_scales), shifted, zero.dtype, True)
+    return _quantized(
+        product.astype(jnp.float32) * (a_scales * b_scales / y_scales), shifted, zero.dtype, saturate=True
+    )
 
 
 @operator("QLinearConv")
@@ -189,4 +192,4 @@ def quantized_convolution(
         y = y + on_axis(b, y, 1, "the bias")
     scale = jnp.asarray(x_scale) * by_slice(w_scale, y, 1) / jnp.asarray(y_scale)
     zero = jnp.asarray(y_zero_point)
-    return _quantized(y.astype(jnp.float32) * scale, zero.astype(jnp.int32), zero.dtype, True)
+    return _quantized(y.astype(jnp.float32) * scale, zero.astype(jnp.int32), zero.dtype, saturate=True)

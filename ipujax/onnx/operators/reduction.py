@@ -88,6 +88,8 @@ WIDE = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"}
 
 
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
+    """Make the function of an ONNX reduction from one of arrays and axes."""
+
     def reduced(x: Array, axes: Static | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
         named = () if axes is None else integers(axes)
         # An axis that is named twice is reduced once, as in onnxruntime.

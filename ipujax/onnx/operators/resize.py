@@ -138,6 +138,7 @@ def _lines(
     roi: Static | None,
     policy: str,
 ) -> dict[int, Line]:
+    """Return each resized axis with sizes, scale and region, from the operands of Resize: either scales or sizes."""
     regions = [(0.0, 1.0)] * len(axes)
     if roi is not None and roi.size:
         begins, ends = np.asarray(roi, float).reshape(2, len(axes))

@@ -161,6 +161,7 @@ def check_attribute_values(model: onnx.ModelProto, opset: int) -> None:
 
 
 def _check(label: str, attribute: onnx.AttributeProto, allowed: _Values) -> None:
+    """Refuse a value of an attribute that its operator does not list, with the nearest."""
     folded = {str(value).lower() for value in allowed} if attribute.name in _FOLDED else None
     for value in _values(attribute):
         if value not in allowed if folded is None else value.lower() not in folded:

@@ -143,6 +143,7 @@ def read_model(source: Source, budget: Budget) -> onnx.ModelProto:
 
 
 def _read_bytes(path: Path) -> bytes:
+    """Return the contents of a file; refuse one that protobuf cannot parse, before it is read."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -158,6 +159,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _parsed(data: bytes, name: str) -> onnx.ModelProto:
+    """Parse a model; the error of bytes that are none says how many there are."""
     expected = "an ONNX model (protobuf ModelProto)"
     if not data:
         raise OnnxModelError(f"{name} is empty", expected=expected, got="0 bytes")

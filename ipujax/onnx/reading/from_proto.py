@@ -70,6 +70,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 
 def _node(proto: onnx.NodeProto, n: int, types: _Types, budget: Budget) -> Node:
+    """Return the record of a node; one without a name is called by operator and number."""
     domain, op_type = operator_key(proto.domain, proto.op_type)
     outputs = tuple(proto.output)
     # Trailing empty names stand for optional results that nobody reads.

@@ -230,6 +230,7 @@ def fill_types(model: onnx.ModelProto) -> None:
 
 
 def _inferred(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """Return the inferred types of all values by name, outputs included, whatever type the file declares."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     for value in bare.graph.output:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
+from operator import index
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +24,8 @@ import onnx
 from ipujax.front_end import nearest
 from ipujax.popart.building.operation_calls import AttributeType, attribute_proto
 from ipujax.popart.enumerations import CommGroupType, RecomputeType, ReplicatedTensorSharding
-from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.exceptions import popart_exception, popart_type_error
+from ipujax.popart.options import TensorLocation
 
 VIRTUAL_GRAPH = "__ipu_number"
 PIPELINE_STAGE = "__pipeline_stage"
@@ -270,7 +273,16 @@ _SCOPES = {
     VIRTUAL_GRAPH: "Virtual graph",
     PIPELINE_STAGE: "Pipeline stage",
     EXECUTION_PHASE: "Execution phase",
+    RECOMPUTE: "Recomputation",
 }
+
+
+def _whole_number(setting: str, number: Any) -> int:
+    try:
+        return index(number)
+    except TypeError:
+        message = f"the {setting.lower()} is no whole number"
+        raise popart_exception(message, expected="a whole number", got=number) from None
 
 
 class NodeAnnotations(NodeAttributes):
@@ -354,9 +366,12 @@ class NodeAnnotations(NodeAttributes):
 
         Raises:
             popart_exception: results that replicas divide.
+            popart_type_error: another value than a `TensorLocation`.
         """
         is_context = value is None and not isinstance(nodeOutputNames, str | list | set | tuple)
         location = nodeOutputNames if is_context else value
+        if not isinstance(location, TensorLocation):
+            raise popart_type_error("outputTensorLocation needs a TensorLocation", got=location)
         if location.replicatedTensorSharding != ReplicatedTensorSharding.Off:
             message = "outputTensorLocation: replicatedTensorSharding is not supported"
             raise popart_exception(message, expected="ReplicatedTensorSharding.Off", got=location)
@@ -400,7 +415,7 @@ class NodeAnnotations(NodeAttributes):
             return
         self._check_type(nodeOutputName, "serialisation", ("MatMul",))
         self._set(SERIALIZE_MODE, mode, nodeOutputName, AttributeType.STRING)
-        self._set(SERIALIZE_FACTOR, int(factor), nodeOutputName, AttributeType.INT)
+        self._set(SERIALIZE_FACTOR, _whole_number("factor", factor), nodeOutputName, AttributeType.INT)
         self._set(SERIALIZE_PRECISION, int(keep_precision), nodeOutputName, AttributeType.INT)
 
     def excludePatterns(self, nodeOutputName: Names, patternNames: Sequence[str]) -> None:
@@ -422,10 +437,13 @@ class NodeAnnotations(NodeAttributes):
         return f"{path}/{name}" if path else name
 
     def _place(self, attribute: str, target: Any, value: Any, default: int) -> Any:
-        if target is None or isinstance(target, int):
-            number = value if target is None and value is not None else target
-            return self._annotations.annotating(attribute, int(default if number is None else number))
-        self._set(attribute, int(default if value is None else value), target, AttributeType.INT)
+        """Annotate nodes, named by `target`, with a number; without names return a scope, whose number comes first."""
+        is_scope = target is None or isinstance(target, Real)
+        number = value if target is None or not is_scope else target
+        whole = _whole_number(_SCOPES[attribute], default if number is None else number)
+        if is_scope:
+            return self._annotations.annotating(attribute, whole)
+        self._set(attribute, whole, target, AttributeType.INT)
         return None
 
     def _placement(self, attribute: str, names: Names | None) -> int:

@@ -86,6 +86,7 @@ class Builder(NotCopied, NodeAnnotations):
         return AiOnnx(self, version)
 
     def _go_on_with(self, model: onnx.ModelProto) -> None:
+        """Take over the graph, names and opsets of a loaded model, to which the program then adds."""
         self._graph.CopyFrom(model.graph)
         self._variable_settings = variable_settings_of(model)
         for opset in model.opset_import:
@@ -240,6 +241,7 @@ class Builder(NotCopied, NodeAnnotations):
         attributes: Sequence[onnx.AttributeProto],
         debug_context: str,
     ) -> None:
+        """Append a node, with the name scopes and annotations of the open contexts."""
         name = self._names.path(debug_context)
         node = onnx.NodeProto(op_type=op_type, domain=domain, name=name, input=operands, output=outputs)
         node.attribute.extend(attributes)

@@ -50,6 +50,7 @@ def onnx_operations(version: int) -> MappingProxyType[str, Operation]:
 
 
 def _operation_of_schema(schema: onnx.defs.OpSchema) -> Operation:
+    """Return the builder's method for an operator of ONNX: parameters in PopART's order, and kinds of results."""
     is_constant = schema.name == "Constant"
     attributes: list[Any] = sorted(
         (a for name, a in schema.attributes.items() if name not in _WITHOUT),

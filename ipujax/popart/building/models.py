@@ -79,6 +79,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _declared(model: onnx.ModelProto, name: str) -> TensorInfo | None:
+    """Return type and shape of a tensor as the model declares them; None where it does not, or in part."""
     graph = model.graph
     for tensor in graph.initializer:
         if tensor.name == name:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,7 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Bind the arguments of a call to the operation's signature; return the value of each parameter."""
     signature = operation.signature()
     parameters = list(signature.parameters)
     renamed = {name if name in parameters else _OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
@@ -190,7 +192,7 @@ def _expects_no_text(operation: Operation, places: Sequence[str], text: str) -> 
 _CONVERSIONS: dict[int, Callable[[Any], Any]] = {
     AttributeType.FLOAT: float,
     AttributeType.FLOATS: lambda values: [float(x) for x in values],
-    AttributeType.INTS: lambda values: [int(x) for x in np.atleast_1d(values)],
+    AttributeType.INTS: lambda values: [index(x) for x in np.atleast_1d(values)],  # `int` cuts fractions off
     AttributeType.STRING: str,
     AttributeType.STRINGS: lambda values: [str(x) for x in values],
 }
@@ -209,7 +211,7 @@ def attribute_proto(name: str, value: Any, kind: int | None) -> onnx.AttributePr
     """
     try:
         if kind == AttributeType.INT:
-            number = onnx_number(type_name(value)) if isinstance(value, str) else int(value)
+            number = onnx_number(type_name(value)) if isinstance(value, str) else index(value)
             return onnx.helper.make_attribute(name, number)
         if kind == AttributeType.TENSOR and isinstance(value, np.ndarray):
             return onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value))

@@ -21,6 +21,7 @@ from ipujax.popart.building.builder_operations import DOMAIN
 from ipujax.popart.exceptions import popart_exception
 
 _NOTE = "__"  # begins the names of annotations
+Annotations = Mapping[str, Any]
 
 
 def inline_calls(graph: onnx.GraphProto) -> None:
@@ -37,6 +38,7 @@ def inline_calls(graph: onnx.GraphProto) -> None:
 
 
 def _inlined(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield nodes, each call replaced by copies of its subgraph's nodes with the caller's names."""
     for node in nodes:
         if (node.domain, node.op_type) != (DOMAIN, "Call"):
             yield node
@@ -109,6 +111,7 @@ def join_scans(graph: onnx.GraphProto) -> None:
 
 
 def _with_joined_results(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """Yield a node, or a scan in ONNX's form with the operators that join its stacked results; see the module."""
     if node.op_type != "Scan":
         yield node
         return
@@ -133,6 +136,7 @@ def _with_joined_results(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def _keep_axes(body: onnx.GraphProto, states: int, axes: Sequence[Any]) -> None:
+    """Rename the scanned inputs of a scan's body, and begin it with operators that restore their scanned axes."""
     added: list[onnx.NodeProto] = []
     for value, axis in zip(list(body.input)[states:], axes, strict=True):
         name = value.name
@@ -141,10 +145,6 @@ def _keep_axes(body: onnx.GraphProto, states: int, axes: Sequence[Any]) -> None:
         value.ClearField("type")
         added.append(onnx.helper.make_node("ScanSlice", [value.name], [name], value.name, domain=DOMAIN, axis=axis))
     replace_nodes(body, [*added, *body.node])
-
-
-Annotations = Mapping[str, Any]
-_PREFIX = "__"
 
 
 def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
@@ -169,8 +169,8 @@ def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
 
 def _detached(node: onnx.NodeProto) -> Annotations:
     """Take the annotations off a node and the nodes of its subgraphs; return those of the node."""
-    notes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name.startswith(_PREFIX)}
-    rest = [a for a in node.attribute if not a.name.startswith(_PREFIX)]
+    notes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name.startswith(_NOTE)}
+    rest = [a for a in node.attribute if not a.name.startswith(_NOTE)]
     for attribute in rest:
         for inner in attribute.g.node:
             _detached(inner)
@@ -223,13 +223,13 @@ _OF_ELEMENTS = {
 
 def _rewrite(node: onnx.NodeProto) -> None:
     """Rewrite a node that ONNX reads otherwise than PopART."""
-    # A training batch normalisation of old opsets gets PopART's operator: ONNX has dropped its outputs since.
+    # PopART reads an empty list of axes as none, see `_OF_ELEMENTS`.
     if node.op_type in _OF_ELEMENTS and any(a.name == "axes" and not a.ints for a in node.attribute):
         node.op_type = _OF_ELEMENTS[node.op_type]
         node.domain = DOMAIN if node.op_type == "Square" else ""
         del node.attribute[:]
     # PopART decides by the number of results whether a batch normalisation trains, ONNX by an attribute; statistics of
-    # each element are gone since opset 9.
+    # each element are gone since opset 9. ONNX has dropped results since, so these get PopART's operator.
     values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     is_old = sum(map(bool, node.output)) > 1 or values.get("spatial") == 0
     if node.op_type == "BatchNormalization" and is_old and node.domain in ("", "ai.onnx"):
@@ -245,7 +245,10 @@ def _rewrite(node: onnx.NodeProto) -> None:
 
 
 def _rewrite_resize(node: onnx.NodeProto, values: Annotations) -> None:
-    """Rewrite PopART's name for the positions of PyTorch, and modes that opset 10 does not have."""
+    """Write nearest positions as ONNX names them: PopART's "pytorch", and modes that a node of opset 10 cannot have.
+
+    The latter get an operator of ai.graphcore, which has the attributes of later opsets.
+    """
     names = ("nearest_mode", "coordinate_transformation_mode")
     rest = [name for name in values if name not in names]
     is_of_opset_10 = len(node.input) == 2

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import nearest
@@ -36,7 +37,7 @@ def synthetic_rows(
     rows: dict[str, np.ndarray[Any, Any]] = {}
     for name, info in inputs.items():
         shape = (*step.dims, *info.dims)
-        if mode == SyntheticDataMode.Zeros or not np.issubdtype(info.dtype, np.floating):
+        if mode == SyntheticDataMode.Zeros or not jnp.issubdtype(info.dtype, jnp.floating):
             rows[name] = np.zeros(shape, info.dtype)
         else:
             is_normal = mode == SyntheticDataMode.RandomNormal
@@ -44,6 +45,7 @@ def synthetic_rows(
     return rows
 
 
+_STEP_DIMS = 3  # batches, accumulation, replicas, as of `StepShape.dims`
 # Element types that a program may bring in place of the model's: PopART converts 64 bits to 32 likewise.
 _WIDE_BYTES = 8
 _CONVERTED = {(np.int64, np.int32), (np.uint64, np.uint32), (np.float64, np.float32)}
@@ -80,8 +82,10 @@ class PyStepIO:
     def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self._inputs = {name: np.asarray(array) for name, array in inputs.items()}
         self._outputs = dict(outputs)
-        for name, array in [*self._inputs.items(), *self._outputs.items()]:
+        for name, array in self._inputs.items():
             _check_contiguous(f"the array of {name!r} in PyStepIO", array)
+        for name, array in self._outputs.items():
+            _check_writable(f"the array of {name!r} in PyStepIO", array)
 
     def enableRuntimeAsserts(self, enable: bool) -> None:
         """Checks are always on."""
@@ -207,15 +211,15 @@ class PyStepIOCallback:
         return rows.reshape(*step.dims, *info.dims)
 
     def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
-        """Hand over the values of an anchor, one micro-batch of a replica a call."""
-        leading = 3
-        # The order is that of the device: batches outside, then accumulation, then replicas.
-        for row in values.reshape(-1, *values.shape[leading:]):
-            target = self._output(name)
-            label = f"the array of {name!r} of the callback"
-            _check_contiguous(label, target)
-            _check_holds(label, np.asarray(target).dtype, row.dtype)
-            target[...] = row.reshape(np.shape(target))
+        """Hand over the values of an anchor, one micro-batch of a replica a call; all kinds of anchors alike.
+
+        Args:
+            name: of the anchor.
+            kind: of the anchor.
+            values: [batches, accumulation, replicas, …]: calls come in this order, that of the device.
+        """
+        for row in values.reshape(-1, *values.shape[_STEP_DIMS:]):
+            _write_into(f"the array of {name!r} of the callback", self._output(name), row)
             self._output_complete(name)
 
     def check_anchors(self, infos: Mapping[str, TensorInfo]) -> None:
@@ -266,13 +270,26 @@ class PyWeightsIO:
         Raises:
             popart_exception: an array of another size, or of elements that do not hold the values.
         """
-        target = self.weights[name]
-        label = f"the array for weight {name!r}"
-        if target.size != values.size:
-            message = f"{label} has the wrong number of elements"
-            raise popart_exception(message, expected=list(values.shape), got=list(target.shape))
-        _check_holds(label, target.dtype, values.dtype)
-        target[...] = values.reshape(target.shape)
+        _write_into(f"the array for weight {name!r}", self.weights[name], values)
+
+
+def _write_into(label: str, target: Any, values: np.ndarray[Any, Any]) -> None:
+    """Write values into an array of the program, which is of another shape perhaps; refuse one that does not fit."""
+    _check_writable(label, target)
+    if target.size != values.size:
+        message = f"{label} has the wrong number of elements"
+        raise popart_exception(message, expected=list(values.shape), got=list(target.shape))
+    _check_holds(label, target.dtype, values.dtype)
+    target[...] = values.reshape(target.shape)
+
+
+def _check_writable(label: str, target: Any) -> None:
+    if not isinstance(target, np.ndarray):
+        expected = "an array, which results are written into"
+        raise popart_exception(f"{label} is no array of NumPy", expected=expected, got=type(target).__name__)
+    if not target.flags.writeable:
+        raise popart_exception(f"{label} is read-only", hint="array.copy()")
+    _check_contiguous(label, target)
 
 
 def _check_holds(label: str, dtype: np.dtype[Any], written: np.dtype[Any]) -> None:

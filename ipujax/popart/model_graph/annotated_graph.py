@@ -108,6 +108,7 @@ def _declare_inputs(graph: onnx.GraphProto, shapes: InputShapeInfo) -> None:
 
 
 def _whole_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Return the shape of an input; refuse unknown dimensions, with PopART's sentence."""
     if shape is None or not all(isinstance(n, int) and n >= 0 for n in shape):
         hint = "inputShapeInfo.add(name, TensorInfo(...))"
         message = f"Input tensor '{name}' must be specified in InputShapeInfo, as it has "
@@ -167,6 +168,7 @@ def ir_text_of_failed(model: onnx.ModelProto, error: Exception) -> str:
 def _operation(
     node: Node | onnx.NodeProto, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Return the record of a node in the text of the graph that programs dump."""
     return {
         "type": node.op_type,
         "domain": node.domain or "ai.onnx",

@@ -230,6 +230,10 @@ def _run(
     opset: int,
     settings: Settings,
 ) -> None:
+    """Evaluate nodes in order, each at its place, and add their results to the values.
+
+    To each result of a name in `zeros` zeros are added: their gradient is that of the result, for anchors.
+    """
     for node, notes in rows:
         operands: Sequence[Any] = [values[name] if name else None for name in node.inputs]
         check_operands(node, operands, opset)
@@ -259,6 +263,7 @@ def _recomputed(
     opset: int,
     settings: Settings,
 ) -> Values:
+    """Return the results of nodes that the backward part computes again, as one `jax.checkpoint`."""
     # All results can be anchors; those that nobody reads are dropped by the compiler.
     names = [name for node, _ in rows for name in node.outputs if name]
     read = {name for node, _ in rows for name in node.inputs}

@@ -1,7 +1,7 @@
 """Checks of nodes on their operands, with PopART's sentences: programs and tests compare them.
 
-A check returns the sentence for operands that do not fit, None for others. Operands that decide shapes are known while
-tracing; a check that needs the values of another one passes it.
+A check, `_<operator>_refusal`, returns the sentence for operands that do not fit, None for others. Operands that decide
+shapes are known while tracing; a check that needs the values of another one passes it.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ def _static_value(x: Any) -> np.ndarray[Any, Any] | None:
     return None if x is None or isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
-def _ratio(node: Node, ratio: float) -> str | None:
+def _ratio_refusal(node: Node, ratio: float) -> str | None:
     if 0 <= ratio < 1:
         return None
     return f"{node.op_type}: ratio value {ratio:g} is not valid. Please use a value in the interval [0,1)"
 
 
-def _dropout(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _dropout_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     ratio = _static_value(operands[1]) if len(operands) > 1 else None
-    return None if ratio is None else _ratio(node, float(ratio.reshape(())))
+    return None if ratio is None else _ratio_refusal(node, float(ratio.reshape(())))
 
 
-def _shaped_dropout(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _shaped_dropout_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     shape = tuple(node.attributes["shape"])
     pairs = zip(reversed(operands[0].shape), reversed(shape), strict=False)
     if len(shape) > operands[0].ndim or any(size not in (1, n) for n, size in pairs):
         return "ShapedDropout: incompatible input tensor and dropout shape."
-    return _ratio(node, float(node.attributes.get("ratio", 0.5)))
+    return _ratio_refusal(node, float(node.attributes.get("ratio", 0.5)))
 
 
-def _reverse(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _reverse_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     dimensions = list(node.attributes.get("dimensions", ()))
     rank = operands[0].ndim
     for dimension in dimensions:
@@ -87,13 +87,13 @@ def _reverse(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return None
 
 
-def _subsample(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _subsample_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     strides = list(node.attributes["strides"])
     zero = next((i for i, stride in enumerate(strides) if stride == 0), None)
     return None if zero is None else f"Strides invalid. 0 stride at index {zero}"
 
 
-def _transpose(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _transpose_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     order = node.attributes.get("perm")
     x = operands[0]
     if order is None or len(order) == x.ndim:
@@ -104,7 +104,7 @@ def _transpose(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     )
 
 
-def _matmul(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _matmul_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     left, right = operands
     for x, side in ((left, "lhs"), (right, "rhs")):
         if np.ndim(x) == 0:
@@ -116,14 +116,14 @@ def _matmul(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return None
 
 
-def _reshape(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _reshape_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     shape = _static_value(operands[1]) if not node.domain else np.asarray(node.attributes["shape"])
     if shape is None or (shape == -1).sum() < 2:
         return None
     return "shape input to ReshapeOp can only use -1 to specify one unknown dimension"
 
 
-def _slice(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _slice_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     names = ("starts", "ends", "axes", "steps")
     # The slices of ai.graphcore have attributes, not operands.
     for name, tensor, x in zip(names, node.inputs[1:], operands[1:], strict=False):
@@ -135,7 +135,7 @@ def _slice(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return None
 
 
-def _tile(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _tile_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     repeats = _static_value(operands[1])
     if repeats is None:
         return f"{identifier(node, opset)}: the input 'repeats' must be of type Constant"
@@ -149,7 +149,7 @@ def _tile(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return None
 
 
-def _nll(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _nll_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     probabilities, labels = operands
     if tuple(labels.shape) == tuple(probabilities.shape[:-1]):
         return None
@@ -159,7 +159,7 @@ def _nll(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     )
 
 
-def _batch_normalization(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _batch_normalization_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     x = operands[0]
     if x.ndim < 3:
         return f"batch norm requires an input of rank 3 or more, not {x.ndim}"
@@ -170,7 +170,7 @@ def _batch_normalization(node: Node, operands: Sequence[Any], opset: int) -> str
     return None
 
 
-def _random(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _random_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     if node.attributes.get("seed") is not None:
         return (
             f"{identifier(node, opset)}: Optional seed attribute is not supported. Use session::setRandomSeed instead."
@@ -180,7 +180,7 @@ def _random(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return None
 
 
-def _resize(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _resize_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     tensors = [x for x in operands[2:4] if x is not None and np.size(x)]
     if len(tensors) < 2:
         return None
@@ -192,7 +192,7 @@ def _resize(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     )
 
 
-def _reduction(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _reduction_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     axes = node.attributes.get("axes")
     if axes is None and len(operands) > 1:
         axes = _static_value(operands[1])
@@ -201,7 +201,7 @@ def _reduction(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return None if outside is None else f"Axis {outside} is out of acceptable range [{-rank}, {rank - 1}]"
 
 
-def _elementwise(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _elementwise_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     shapes = [list(x.shape) for x in operands]
     pairs = zip(*(reversed(shape) for shape in shapes), strict=False)
     if all(a == b or 1 in (a, b) for a, b in pairs):
@@ -210,17 +210,17 @@ def _elementwise(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return f"np broadcasting failed on '{_described(node, opset)}', frames {frames} are not aligned"
 
 
-def _average_pool(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _average_pool_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return "`count_include_pad` is not supported" if node.attributes.get("count_include_pad") else None
 
 
-def _max_pool(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _max_pool_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     if all(n == 1 for n in node.attributes.get("dilations") or ()):
         return None
     return f"{identifier(node, opset)}: Dilations of value other than 1 are currently not supported."
 
 
-def _mean(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _mean_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     kinds = {(str(x.dtype), tuple(x.shape)) for x in operands}
     # Operands broadcast since opset 8.
     return (
@@ -230,7 +230,7 @@ def _mean(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     )
 
 
-def _expand(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _expand_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     shape = _static_value(operands[1])
     if shape is None:
         return None
@@ -245,7 +245,7 @@ def _expand(node: Node, operands: Sequence[Any], opset: int) -> str | None:
 _ACTIVATIONS = ("sigmoid", "relu", "tanh", "gelu", "swish", "softmax", "softmaxstable", "softmaxscaled", "hardsigmoid")
 
 
-def _recurrent(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+def _recurrent_refusal(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     attributes = node.attributes
     for name in ("activation_alpha", "activation_beta", "clip"):
         if name in attributes:
@@ -268,25 +268,25 @@ def _recurrent(node: Node, operands: Sequence[Any], opset: int) -> str | None:
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Median", "Min", "Prod", "Sum", "SumSquare")
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
-        "AveragePool": _average_pool,
-        "BatchNormalization": _batch_normalization,
-        "Dropout": _dropout,
-        "Expand": _expand,
-        "MatMul": _matmul,
-        "MaxPool": _max_pool,
-        "Mean": _mean,
-        "Nll": _nll,
-        "Reshape": _reshape,
-        "Resize": _resize,
-        "Reverse": _reverse,
-        "ShapedDropout": _shaped_dropout,
-        "Slice": _slice,
-        "Subsample": _subsample,
-        "Tile": _tile,
-        "Transpose": _transpose,
-        **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
-        **dict.fromkeys(("Add", "Div", "Mul", "Pow", "Sub"), _elementwise),
-        **dict.fromkeys(map("Reduce{}".format, _REDUCTIONS), _reduction),
-        **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _random),
+        "AveragePool": _average_pool_refusal,
+        "BatchNormalization": _batch_normalization_refusal,
+        "Dropout": _dropout_refusal,
+        "Expand": _expand_refusal,
+        "MatMul": _matmul_refusal,
+        "MaxPool": _max_pool_refusal,
+        "Mean": _mean_refusal,
+        "Nll": _nll_refusal,
+        "Reshape": _reshape_refusal,
+        "Resize": _resize_refusal,
+        "Reverse": _reverse_refusal,
+        "ShapedDropout": _shaped_dropout_refusal,
+        "Slice": _slice_refusal,
+        "Subsample": _subsample_refusal,
+        "Tile": _tile_refusal,
+        "Transpose": _transpose_refusal,
+        **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent_refusal),
+        **dict.fromkeys(("Add", "Div", "Mul", "Pow", "Sub"), _elementwise_refusal),
+        **dict.fromkeys(map("Reduce{}".format, _REDUCTIONS), _reduction_refusal),
+        **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _random_refusal),
     }
 )

@@ -60,6 +60,7 @@ def packed_data_block(
 
 
 def _padded(data: jax.Array, offsets: jax.Array, lengths: jax.Array, rows: int) -> jax.Array:
+    """Return the sequences that lie behind one another in `data`, each as `rows` rows with zeros behind its end."""
     positions = jnp.arange(rows)
     index = offsets.astype(jnp.int32)[:, None] + positions
     chosen = data[jnp.clip(index, 0, data.shape[0] - 1)]

@@ -151,10 +151,14 @@ def ctc_loss(
 
 
 def _sequence_loss(logs: jax.Array, labels: jax.Array, steps: jax.Array, count: jax.Array, blank: int) -> jax.Array:
+    """Return the loss of one sequence by the forward recursion of CTC (Graves et al., 2006), in logarithms.
+
+    `alpha[i]` is the logarithm of the probability of all alignments that have reached position i of the path.
+    """
     positions = 2 * labels.shape[0] + 1
     path = jnp.full(positions, blank).at[1::2].set(labels)  # blank, label, blank, label, …, blank
     # A blank between two labels may be skipped only if they differ: equal ones would merge.
-    before = jnp.concatenate([jnp.full(2, -1), path[:-2]])
+    before = jnp.concatenate([jnp.full(2, -1), path[:-2]])[:positions]
     may_skip = (path != blank) & (path != before)
     start = jnp.full(positions, _IMPOSSIBLE)
     start = start.at[0].set(logs[0, blank])

@@ -30,6 +30,8 @@ def print_tensor(
 
 
 def _printed(x: jax.Array, name: str, with_gradient: bool) -> jax.Array:
+    """Return an array that is printed when it is computed, and so is its gradient if that is wanted."""
+
     @jax.custom_vjp
     def printing(value: jax.Array) -> jax.Array:
         jax.debug.print(name + ": {}", value)

@@ -121,6 +121,7 @@ class Adaptive(Optimizer):
         return (wide - step).astype(weight.dtype), next_state
 
     def _update(self, slope: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
+        """Return the update of a gradient before learning rate and momentum, and the means of the next step."""
         alpha = values["alpha"]
         eps = values["eps"]
         square = jnp.square(slope)

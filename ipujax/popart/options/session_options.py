@@ -178,6 +178,7 @@ class SessionOptions:
                 raise popart_exception(f"option {name} cannot have this value", expected=expected, got=repr(value))
 
     def _check_memories(self) -> None:
+        """Refuse tensors off chip where no program has them: outside of phases, or without the optimiser's state."""
         off_chip = TensorStorage.OffChip
         has_phases = self.virtualGraphMode == VirtualGraphMode.ExecutionPhases
         if self.executionPhaseSettings.phases > 0 and not has_phases:
@@ -195,6 +196,7 @@ class SessionOptions:
             raise popart_exception(message, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
 
     def _check_counts(self) -> None:
+        """Refuse counts of replicas and micro-batches below one, and those whose switch is off."""
         counts = (
             ("accumulationFactor", self.accumulationFactor, "enableGradientAccumulation"),
             ("replicatedGraphCount", self.replicatedGraphCount, "enableReplicatedGraphs"),

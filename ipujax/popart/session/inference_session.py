@@ -54,12 +54,13 @@ class InferenceSession(Session):
         model, _ = with_losses(fnModel, [loss for loss in losses if isinstance(loss, Loss)])
         assert deviceInfo is not None
         super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, "")
-        self._anchors_of_session = self._anchors((), False)
+        self._anchors_of_session = self._anchors((), is_training=False)
         self._buffers = self._updated_by_operators()
         self._check_work()
         self._anchor_infos()  # refuses a model that cannot be evaluated
 
     def _check_work(self) -> None:
+        """Refuse a session that computes nothing, or whose options need training."""
         # The sentences are PopART's: programs compare them.
         if self._step.accumulation > 1:
             sentence = "Gradient Accumulation only available when training."

@@ -119,6 +119,7 @@ class Session(NotCopied, Reports):
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 
     def _read(self, shapes: InputShapeInfo, loss: str, grouped: Grouped) -> tuple[AnnotatedGraph, Placement]:
+        """Reads stages on IPUs; its outputs, anchors and loss are computed."""
         # Reading consumes its model, and `modelToHost` writes the original one with new weights.
         copied = onnx.ModelProto()
         copied.CopyFrom(self._model)
@@ -450,7 +451,7 @@ class Session(NotCopied, Reports):
             popart_exception: parameters that do not fit.
         """
         with np.load(_as_file(filename)) as saved:
-            self._store.reset({name: saved[name] for name in saved.files}, False)
+            self._store.reset({name: saved[name] for name in saved.files}, ignores_missing=False)
         self.prepareDevice()
         self._has_weights = True
 

@@ -82,7 +82,7 @@ class TrainingSession(Session):
         flow = dataFlow or dataFeed or DataFlow(1, {})
         super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, name_of_loss)
         self._trained, self._buffers = self._roles()
-        self._anchors_of_session = self._anchors(self._trained, True)
+        self._anchors_of_session = self._anchors(self._trained, is_training=True)
         self._check_patterns(patterns)
         self._check_recomputation()
         self._check_specific_values()
@@ -140,6 +140,7 @@ class TrainingSession(Session):
                 raise unknown_name(place, name, self._trained)
 
     def _check_grouped_weights(self) -> None:
+        """Refuse features of training that read weights of all replicas, where groups have values of their own."""
         grouped = self._store.grouped
         refused = {
             "automaticLossScalingSettings": self._options.automaticLossScalingSettings.enabled,
@@ -155,6 +156,7 @@ class TrainingSession(Session):
 
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
+        """Return type and shape of each anchor; refuse a loss that is no scalar, and anchors that the step lacks."""
         anchors = self._anchors_of_session
         names = [*anchors.values, *anchors.gradients, *anchors.weights, *anchors.accumulators, self._loss]
         infos = self._tensor_infos(names)
@@ -193,6 +195,7 @@ class TrainingSession(Session):
         return self._infos
 
     def _plan(self) -> StepPlan:
+        """Return all that the functions of a step depend on, which is fixed when the session is prepared."""
         anchors = self._anchors_of_session
         inner = [name for name in anchors.gradients if name not in self._trained]
         options = self._options
@@ -232,6 +235,7 @@ class TrainingSession(Session):
         return tuple(name for name in self._store.host if name not in self._trained and name not in self._buffers)
 
     def _new_states(self, weights: Any) -> Any:
+        """Return the optimiser's state before the first step, and that of loss scaling."""
         values = self._optimizer.hyperparameters(self._trained)
         states: dict[str, Any] = {
             "optimizer": {
@@ -253,17 +257,14 @@ class TrainingSession(Session):
         }
         return as_device_values(changing)
 
-    def _split(self) -> tuple[Any, Any, Any]:
+    def _arguments(self) -> tuple[Any, ...]:
         device = self._store.device
         groups = (self._trained, self._buffers, self._frozen())
         trained, buffers, frozen = ({name: device[name] for name in names} for names in groups)
-        return trained, buffers, frozen
-
-    def _arguments(self) -> tuple[Any, ...]:
-        trained, buffers, frozen = self._split()
         return trained, self._store.states, buffers, frozen, self._device_values
 
     def _offloaded(self) -> tuple[int, ...]:
+        """Return the positions of offloaded arguments: weights, optimiser state; by the largest weight, as one each."""
         options = self._options
         sizes = [x.size for x in self._store.host.values()]
         largest = max(sizes, default=0)

@@ -72,6 +72,7 @@ def in_loop(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any]) -> M
     """
 
     def run(weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
+        """Scan over micro-batches: reduced results and buffers are carried, others come out as rows."""
         if count == 1:
             return _reduced_one(micro_batch(weights, buffers, frozen, scale, rows), reduce)
         sample = jax.eval_shape(micro_batch, weights, buffers, frozen, scale, _first(rows))

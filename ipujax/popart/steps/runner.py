@@ -145,6 +145,7 @@ class Runner:
         self._compiled: Any = None
 
     def _training(self) -> Callable[..., Any]:
+        """Return the function of a training step on one replica; grouped weights come and go as rows by group."""
         step = TrainingStep(self.plan)
         run = step.batch if self.plan.runs_batches_on_host else step.step
 
@@ -160,6 +161,7 @@ class Runner:
         return train
 
     def _inference(self) -> Callable[..., Any]:
+        """Return the function of a step of inference on one replica."""
         # Phases stand in no loop: the host runs one micro-batch after another.
         step = InferenceStep(self.plan, 1 if self.plan.placement.has_phases else self._rows_of_inference)
 

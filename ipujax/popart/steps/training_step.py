@@ -221,6 +221,7 @@ class TrainingStep:
         return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
 
     def _batch_anchors(self, weights: Any, states: Any) -> dict[str, jax.Array]:
+        """Return anchored weights and states after an update, repeated for anchors of each micro-batch."""
         anchors = self.plan.anchors
         values_by_anchor = {name: weights[name] for name in anchors.weights}
         values_by_anchor |= {

@@ -149,6 +149,7 @@ def _foreign_operands(groups: Sequence[VertexGroup], graph: Graph, ipus: IpuLook
             vertices = np.unique(ipus.foreign_elements(group, access).vertex)
             if not vertices.size:
                 continue
+            # Rows move to their vertices one by one; a tensor that all vertices read moves as a whole, to one tile.
             if _has_rows(group, access):
                 yield _ForeignOperand(number, field, vertices, tiles[vertices])
             else:
@@ -195,6 +196,7 @@ def _add_copies(flat: Graph, compute_set: ComputeSet, operands: Sequence[_Foreig
 
 
 def _listed(variables: tuple[Variable, ...], which: np.ndarray, index: np.ndarray, dtype: np.dtype) -> Tensor:
+    """Return a tensor of single elements: number of the variable, and index in it, of each."""
     used, number = np.unique(which, return_inverse=True)
     names = tuple(variables[n] for n in used)
     return Tensor(freeze(names, number.reshape(which.shape).astype(np.int64), index), which.shape, dtype)

@@ -98,6 +98,7 @@ class _Expander:
         self._buffers = {buffer.remote: buffer for buffer in graph.remote_buffers.values()}
 
     def _memoised(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return an expanded part, made once: programs share functions and compute sets by identity."""
         if key not in self._expanded:
             self._expanded[key] = make()
         return self._expanded[key]
@@ -107,6 +108,7 @@ class _Expander:
         return self._memoised(node, lambda: self._in_all_replicas(node))
 
     def _in_all_replicas(self, node: Program) -> Program:
+        """Expand a step of the parent graph: one on tensors of a replicated graph is done in each of its replicas."""
         graph = replicated_graph_of(self._graph, *nodes.direct_tensors(node))
         if graph is not None and isinstance(node, _PER_REPLICA):
             return nodes.Sequence(*(self.in_replica_of(node, graph, replica) for replica in range(graph.replicas)))
@@ -136,6 +138,7 @@ class _Expander:
         return tensor.expand_dims(0).broadcast(graph.replicas, 0)
 
     def _cross_replica_copy(self, node: nodes.CrossReplicaCopy, graph: Replicas | None) -> Program:
+        """Return a copy between replicas as one copy between the senders' and the receivers' tensors, in order."""
         if graph is None:
             return node
         for error in map_errors(node, graph.replicas):
@@ -151,6 +154,7 @@ class _Expander:
     def _expand_transfer(
         self, node: nodes.StreamIn | nodes.StreamOut, stream: nodes.HostStream, tensor: Tensor, graph: Any
     ) -> Program:
+        """Expand a transfer to or from the host: of a tensor of replicas one stream has all of them, by row."""
         source = self._streams.get(stream.transfer if isinstance(stream, StreamPart) else stream)
         if source is not None and (source.replicas > 1) != (graph is not None):
             places = ("the replicated graph", "the parent graph")
@@ -177,6 +181,8 @@ class _Expander:
         return self._memoised((node, graph, replica), lambda: self._in_replica(node, graph, replica))
 
     def _in_replica(self, node: Program, graph: Replicas, replica: int) -> Program:
+        """Return a step of a replicated graph with the tensors of one replica in the place of the graph's own."""
+
         def instance(tensor: Tensor) -> Tensor:
             return graph.in_replica(tensor, replica)
 

@@ -186,6 +186,7 @@ class CallbackChannel:
         return np.zeros(self._stream.shape, self._stream.dtype)
 
     def _take_prefetched(self) -> np.ndarray | None:
+        """Return the oldest value that was fetched ahead; None where there is none, or the callback had none."""
         if not self._ahead:
             return None
         try:

@@ -207,6 +207,7 @@ class GraphBase(HostSide):
         self._placement.place(tensor, self._check_tiles(tensor, mapping))
 
     def _check_tiles(self, tensor: Tensor, mapping: Any) -> int | np.ndarray:
+        """Return the tile, or the tile of each element, from any form of mapping; refuse tiles the target lacks."""
         num_tiles = self.target.num_tiles
         if isinstance(mapping, int | np.integer):
             low = high = int(mapping)
@@ -316,6 +317,7 @@ class GraphBase(HostSide):
             raise GraphError(f"compute set {name} is not of this graph", hint="graph.add_compute_set")
 
     def _codelet(self, codelet: str | type[Vertex]) -> type[Vertex]:
+        """Return a codelet by name, or the class itself, which is added to the graph at its first use."""
         if isinstance(codelet, str):
             if codelet not in self.codelets:
                 expected = f"one of {sorted(self.codelets)}" if self.codelets else "graph.add_codelets first"

@@ -31,24 +31,29 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
         expected = "a number of tiles of each IPU, a range, or a list of tiles"
         raise GraphError("invalid `tiles` argument of a virtual graph", expected=expected, got=repr(tiles))
     if upper is not None:
-        if not isinstance(tiles, int | np.integer):
-            raise GraphError("invalid tile range of a virtual graph", expected="first tile, end", got=(tiles, upper))
-        chosen = np.arange(tiles, upper, dtype=np.int32)
+        chosen = _tiles_of_range(target, tiles, upper)
     elif isinstance(tiles, int | np.integer):
         if not 0 < tiles <= target.tiles_per_ipu:
             raise GraphError("invalid number of tiles of each IPU", expected=f"1 … {target.tiles_per_ipu}", got=tiles)
         firsts = np.arange(target.num_ipus) * target.tiles_per_ipu
-        chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1).astype(np.int32)
+        chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1)
     else:
-        listed = np.asarray(list(tiles))
-        if listed.size and listed.dtype.kind not in "iu":
-            got = repr(listed.tolist())
+        chosen = np.asarray(list(tiles))
+        if chosen.size and chosen.dtype.kind not in "iu":
+            got = repr(chosen.tolist())
             raise GraphError("invalid `tiles` argument of a virtual graph", expected="a list of integers", got=got)
-        chosen = listed.astype(np.int32)
     if not chosen.size or chosen.min() < 0 or chosen.max() >= target.num_tiles or len(np.unique(chosen)) < len(chosen):
         expected = f"different tiles in 0 … {target.num_tiles - 1}"
         raise GraphError("invalid tiles of a virtual graph", expected=expected, got=chosen.tolist()[:8])
-    return chosen
+    # Cast after the check: a number beyond 32 bits would become that of another tile.
+    return chosen.astype(np.int32)
+
+
+def _tiles_of_range(target: Target, first: Any, end: Any) -> np.ndarray:
+    if any(isinstance(bound, bool) or not isinstance(bound, int | np.integer) for bound in (first, end)):
+        raise GraphError("invalid tile range of a virtual graph", expected="first tile, end", got=(first, end))
+    # One tile more than the target has is invalid: a range far beyond it is not listed.
+    return np.array(range(int(first), min(int(end), int(first) + target.num_tiles + 1)))
 
 
 def virtual_target(target: Target, tiles: np.ndarray) -> Target:

@@ -64,6 +64,7 @@ def _instructions_of_jaxpr(jaxpr: Any) -> int:
 
 
 def _instructions_of_equation(eqn: Any) -> int:
+    """Return the instructions of an equation in a vertex, estimated from shapes; loops on data count once."""
     name = eqn.primitive.name
     body_counts = [_instructions_of_jaxpr(jaxpr) for jaxpr in _jaxprs_in_params(eqn.params)]
     if body_counts:
@@ -91,8 +92,8 @@ def _crosses_registers(eqn: Any) -> bool:
 
 
 def _instructions_of_element(eqn: Any) -> int:
-    """Instructions that compute one element: several of a function, one of a sum, a product or a comparison."""
-    # A reciprocal is a negative power.
+    """Instructions that compute one element: several of a function such as `exp`, one of a sum or a comparison."""
+    # A negative power is costed as a division of two operands.
     is_reciprocal = eqn.primitive.name == "integer_pow" and eqn.params["y"] < 0
     name = "div" if is_reciprocal else eqn.primitive.name
     if name not in OP_COSTS or kind_of(name) != "function":
@@ -205,6 +206,7 @@ def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:
 
 
 def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> Codelet:
+    """Return the runtime's codelet of a vertex class for connections of these shapes; see `vertex_codelet`."""
     connected = connected_fields(cls)
     specs, state = _specs(cls, shapes)
     # Traced for the checks in `_run` only: a wrong result is an error when the codelet is made, not at the first run.
@@ -248,6 +250,7 @@ def _state_bytes(field: VertexField, shape: tuple[int, ...]) -> int:
 
 
 def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target], np.ndarray]:
+    """Return the cycle formula of a codelet: its class's own, else the estimate from instructions."""
     if cls.cycles is not None:
         return lambda blocks, target: np.asarray(_declared_cycles(cls, shapes, target), np.int64)
     blocks, state = _specs(cls, shapes)
@@ -307,6 +310,7 @@ def _split(block: jax.Array, lengths: tuple[int, ...]) -> tuple[jax.Array, ...]:
 
 
 def _sort_by_field(cls: type[Vertex], result: Any, written: Sequence[VertexField]) -> list[Any]:
+    """Return the results of `compute` in the order of the written fields."""
     names = [field.name for field in written]
     # A dict may use names or attributes of fields: `in` or `in_`.
     if isinstance(result, Mapping):
@@ -337,6 +341,7 @@ def _check_block(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], 
 
 
 def _check_array(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
+    """Return a result as an array of its field's type; refuse another shape or type."""
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:

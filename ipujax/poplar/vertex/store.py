@@ -122,7 +122,7 @@ class VertexStore:
         members = self._members.setdefault(compute_set, [])
         self._ranks.append(len(members))
         members.append(number)
-        self._groups.pop(compute_set, None)
+        self._groups.pop(compute_set, None)  # built again at the next request
         return VertexRef(self, number)
 
     def remove_last(self, vertex: VertexRef) -> None:
@@ -198,6 +198,7 @@ class VertexStore:
         return VectorListTensors([self._checked_tensor(vertex, field, vector) for vector in tensors])
 
     def _checked_tensor(self, vertex: int, field: VertexField, tensor: Any) -> Tensor:
+        """Return a connected tensor in the rank of its field; refuse another type or shape."""
         num_dims = NUM_DIMS[field.kind]
         if not isinstance(tensor, Tensor):
             raise self._misfit(vertex, field, "a tensor", tensor)
@@ -224,6 +225,7 @@ class VertexStore:
         return self._groups[compute_set]
 
     def _sort_by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
+        """Return the vertices that can be one group: of one codelet and IPU, with connections of equal shapes."""
         # By codelet, shapes of connections, and IPU.
         vertices_by_shape: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
         # Once a class, not once a vertex: a graph may have 100,000 of them.
@@ -253,6 +255,7 @@ class VertexStore:
         return None if place is None else shown_place(place)
 
     def _build_group(self, cls: type[Vertex], shapes: Shapes, vertices: list[int]) -> VertexGroup:
+        """Build the group of vertices that `_sort_by_shape` puts together: a block each along the axis "vertex"."""
         rows = [self._connections[v] for v in vertices]
         fields = [
             (field, shape, [_tensor(row[number]) for row in rows])
@@ -311,6 +314,7 @@ class VertexStore:
         )
 
     def _state_values(self, field: VertexField, field_number: int, vertices: list[int]) -> np.ndarray:
+        """Return the value of a state field of each vertex, its own or the codelet's default; refuse none."""
         set_values = [self._connections[v][field_number] for v in vertices]
         values = [field.default if value is None else value for value in set_values]
         if None in values:

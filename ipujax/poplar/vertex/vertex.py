@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from ipujax.poplar.types import cast_values
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Language
 from ipujax.runtime.target import nearest
@@ -185,6 +186,14 @@ class Vertex:
 _RESERVED = frozenset(Vertex.__annotations__)  # names that a codelet may annotate without declaring a field
 
 
+def _checked_default(cls: type[Vertex], name: str, dtype: np.dtype, value: Any) -> Any:
+    """Return the default of a state field; refuse one that the type cannot represent, as `set_initial_value` does."""
+    label = f"default of field {name} of codelet {cls.__name__}"
+    if value is not None and cast_values(value, dtype, label).shape != ():
+        raise GraphError(label, expected="one number", got=repr(value))
+    return value
+
+
 def _declared_fields(cls: type[Vertex]) -> list[VertexField]:
     try:
         # Evaluated, because `from __future__ import annotations` leaves text.
@@ -198,13 +207,15 @@ def _declared_fields(cls: type[Vertex]) -> list[VertexField]:
 
 
 def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
+    """Return the field that an annotated attribute declares: a connection, or state of a plain type."""
     # `in_` is the field "in": a keyword of Python cannot be an attribute.
     is_escaped = attribute.endswith("_") and keyword.iskeyword(attribute[:-1])
     name = attribute[:-1] if is_escaped else attribute
     if isinstance(of, Edge):
         return VertexField(name, attribute, of.direction, of.kind, of.dtype)
     if isinstance(of, np.dtype):
-        return VertexField(name, attribute, "state", "scalar", of, vars(cls).get(attribute))
+        default = _checked_default(cls, name, of, vars(cls).get(attribute))
+        return VertexField(name, attribute, "state", "scalar", of, default)
     raise GraphError(
         f"field {name} of codelet {cls.__name__} has no type",
         expected="Input[…], Output[…] or InOut[…] of a type, or a type such as poplar.INT",

@@ -187,6 +187,16 @@ def test_profiling_of_a_block() -> None:
         pass
 
 
+def test_the_profile_without_a_name_is_of_most_cycles_where_programs_share_a_name() -> None:
+    other_step = jax.jit(lambda x: x @ x)
+    with ipu.profiling(ipu.IPUModel(tiles_per_ipu=4), every=True) as run:
+        matrix_step(jax.numpy.ones((32, 32)))
+        other_step(jax.numpy.ones((16, 16)))
+        matrix_step(jax.numpy.ones((2, 2)))
+    assert [row.name for row in run.functions] == ["matrix_step", "<lambda>", "matrix_step"]
+    assert run.profile() is run.profile("matrix_step") is run.functions[0].profile
+
+
 def scaled(factor: Any, x: Any) -> Any:
     return factor * (x @ x)
 

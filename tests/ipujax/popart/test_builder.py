@@ -184,6 +184,28 @@ def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert (tmp_path / "weights.bin").stat().st_size == 3 * 4 * 4
 
 
+def test_refuses_fractions_for_whole_numbers() -> None:
+    builder, x, w = small()
+    calls = (
+        ("attribute 'axis'", lambda: builder.aiOnnx.softmax([x], axis=0.7)),
+        ("attribute 'perm'", lambda: builder.aiOnnx.transpose([x], [1.9, 0.2])),
+        ("virtual graph", lambda: builder.virtualGraph(x, 1.5)),
+        ("pipeline stage", lambda: builder.pipelineStage(0.5)),
+        ("factor", lambda: builder.setSerializeMatMul({builder.aiOnnx.matmul([x, w])}, "output_channels", 2.5)),
+        ("dimension", lambda: popart.TensorInfo("FLOAT", [2.5])),
+    )
+    for match, call in calls:
+        with pytest.raises(popart.popart_exception, match=match):
+            call()
+
+
+def test_scopes_take_whole_numbers_of_numpy() -> None:
+    builder, x, _ = small()
+    with builder.pipelineStage(np.int64(1)):
+        y = builder.aiOnnx.relu([x])
+    assert builder.getInt64NodeAttribute("__pipeline_stage", {y}) == 1
+
+
 def test_refuses_wrong_calls() -> None:
     builder, x, w = small()
     with pytest.raises(popart.popart_exception, match="'softmax', the nearest"):

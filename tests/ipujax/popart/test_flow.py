@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import ipujax as ipu
 from ipujax import popart
 from ipujax.popart.flow import StepShape
+from ipujax.popart.flow.step_io import synthetic_rows
 
 INFO = popart.TensorInfo("FLOAT", [2, 3])
 
@@ -54,6 +57,8 @@ def test_arrays_of_a_step() -> None:
         stepio.read("x", popart.TensorInfo("INT32", [2, 3]), step)
     with pytest.raises(popart.popart_exception, match="not c-contiguous"):
         popart.PyStepIO({"x": data.reshape(8, 6).T}, {})
+    with pytest.raises(popart.popart_exception, match="no array of NumPy"):
+        popart.PyStepIO({}, {"y": [0.0]})
 
 
 def test_callbacks_of_a_step() -> None:
@@ -72,6 +77,28 @@ def test_callbacks_of_a_step() -> None:
     assert read == ["x"] * 3
     stepio.write("y", popart.AnchorReturnType("ALL"), values)
     np.testing.assert_array_equal(results, values.reshape(3, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("target", "match"),
+    [
+        (np.zeros((3, 3), np.float32), "wrong number of elements"),
+        ([0.0] * 6, "no array of NumPy"),
+        (None, "no array of NumPy"),
+        (np.broadcast_to(np.zeros(()), (2, 3)), "read-only"),
+    ],
+)
+def test_refuses_arrays_of_callbacks_that_do_not_hold_results(target: Any, match: str) -> None:
+    stepio = popart.PyStepIOCallback(lambda name, _: None, lambda name: None, lambda name: target, lambda name: None)
+    with pytest.raises(popart.popart_exception, match=match):
+        stepio.write("y", popart.AnchorReturnType("ALL"), np.ones((1, 1, 1, 2, 3), np.float32))
+
+
+@pytest.mark.parametrize("name", ["FLOAT16", "BFLOAT16"])
+def test_synthetic_numbers_of_half_precision_are_random(name: str) -> None:
+    infos = {"x": popart.TensorInfo(name, [4])}
+    rows = synthetic_rows(infos, StepShape(1), popart.SyntheticDataMode.RandomNormal)
+    assert len(np.unique(rows["x"].astype(np.float32))) == 4
 
 
 def test_devices() -> None:

@@ -81,6 +81,9 @@ def test_parameters_become_constants() -> None:
     transformer = popart.GraphTransformer(builder.getModelProto())
     with pytest.raises(popart.popart_exception, match="TensorId unknown not in the model"):
         transformer.convertInitializersToConstants([shape, "unknown"])
+    twice = popart.GraphTransformer(transformer.getModelProto())
+    twice.convertInitializersToConstants([w, w])
+    assert [node.op_type for node in onnx.load_from_string(twice.getModelProto()).graph.node].count("Constant") == 1
     transformer.convertAllFixedPointInitializersToConstants()
     proto = transformer.getModelProto()
     changed = popart.Builder(proto)

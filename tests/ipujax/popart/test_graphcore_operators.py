@@ -220,6 +220,13 @@ def test_ctc_losses_count_all_alignments() -> None:
     np.testing.assert_allclose(got, -np.log(total), rtol=1e-5)
 
 
+def test_ctc_losses_of_no_labels_are_of_blanks_alone() -> None:
+    logs = np.log(np.float32([[[0.5, 0.5]], [[0.25, 0.75]]]))
+    labels = jnp.zeros((1, 0), jnp.int32)
+    loss = operator("Ctc")(jnp.asarray(logs), labels, jnp.asarray([2]), jnp.asarray([0]))
+    np.testing.assert_allclose(loss, -np.log(0.5 * 0.25), rtol=1e-5)
+
+
 @pytest.mark.parametrize(("is_zero", "expected"), [(0, np.inf), (1, 0)])
 def test_ctc_losses_of_labels_that_do_not_fit(is_zero: int, expected: float) -> None:
     logs = np.log(np.full((2, 1, 3), 1 / 3, np.float32))

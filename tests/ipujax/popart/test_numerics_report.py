@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,6 +32,11 @@ def test_errors_are_those_of_the_changes(tmp_path: Path) -> None:
     assert "|dA| = 4 and |dB| = 2" in report.report("w")
     with pytest.raises(popart.popart_exception, match="a NumericsReport has a parameter"):
         report.report("v")
+
+
+def test_parameters_of_bfloat16_are_reported(tmp_path: Path) -> None:
+    start, end = (model(tmp_path / f"{factor}.onnx", w=jnp.full(4, factor, jnp.bfloat16)) for factor in (1, 3))
+    assert popart.NumericsReport(start, end, start, end).getRelativeErrors() == {"w": 0}
 
 
 def test_models_with_other_parameters_are_refused(tmp_path: Path) -> None:

@@ -238,6 +238,10 @@ def test_tile_barrier_is_a_sync_that_no_step_passes() -> None:
     assert compute_cycles(fun, X, X) == 2 * compute_cycles(merged, X, X)
 
 
+def without_message(row: Any) -> Any:
+    raise ValueError
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -256,6 +260,7 @@ def test_tile_barrier_is_a_sync_that_no_step_passes() -> None:
         (lambda: ipu.tile_gather(X, (0, 1, 2), (0, 1)), ArgumentValueError, r"one for each tile[\s\S]*got: 3"),
         (lambda: ipu.tile_map(jnp.add, X, X[:2]), ArgumentValueError, r"leading axis of array 1[\s\S]*4[\s\S]*got: 2"),
         (lambda: ipu.tile_map(jnp.dot, X, X), ArgumentTypeError, r"does not run on one row[\s\S]*float32\[6, 8\]"),
+        (lambda: ipu.tile_map(without_message, X), ArgumentTypeError, r"does not run on one row[\s\S]*got: ValueError"),
         (lambda: ipu.tile_map(3, X), ArgumentTypeError, r"a function, a primitive or a codelet[\s\S]*got: 3"),
         (lambda: ipu.tile_map(lambda: 1), ArgumentTypeError, r"arrays, or tiles="),
         (lambda: ipu.tile_map(jnp.exp, X, gradient=jnp.exp), ArgumentTypeError, r"a codelet[\s\S]*custom_vjp"),

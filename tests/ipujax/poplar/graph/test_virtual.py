@@ -61,6 +61,11 @@ def test_tiles_are_chosen_by_range_by_number_and_by_list(chosen, tiles, ipus):
         ((6, 11), r"unequal IPUs[\s\S]*got: \[2, 3\] tiles of IPUs \[0, 1\]"),
         (([0, 8, 1, 9],), "unequal IPUs"),
         (([0], 4), "invalid tile range"),
+        ((0, 3.5), "invalid tile range"),
+        ((0, True), "invalid tile range"),
+        ((0, 1 << 40), "invalid tiles"),
+        (([1 << 32],), "invalid tiles"),
+        ((np.array([2, (1 << 32) + 3]),), "invalid tiles"),
     ],
 )
 def test_refuses_invalid_tiles(chosen, message):

@@ -88,6 +88,18 @@ def test_refuses_a_field_without_a_type():
                 return 0.0
 
 
+@pytest.mark.parametrize("value", [2.5, 1 << 40, [1, 2], "one"])
+def test_refuses_a_default_that_its_type_does_not_hold(value):
+    with pytest.raises(GraphError, match="default of field count of codelet Wrong"):
+
+        class Wrong(Vertex):
+            count: INT = value
+            out: Output[FLOAT]
+
+            def compute(count):
+                return count
+
+
 def test_refuses_an_unknown_type():
     with pytest.raises(GraphError, match=r"codelet Wrong: a field's type is not known here[\s\S]*try: define codelets"):
 
