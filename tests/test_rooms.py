@@ -205,8 +205,8 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.equations": (
         "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes lowering.popops"
-        " lowering.popops.maps lowering.refs lowering.rules.base lowering.rules.table lowering.source_info"
-        " lowering.stablehlo runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
+        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info lowering.stablehlo"
+        " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (
@@ -280,12 +280,9 @@ ROOMS: dict[str, str] = {
         " lowering.source_info runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.options"
         " runtime.report runtime.target runtime.tensor"
     ),
-    "ipujax.program_evaluation": (
-        "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.host"
-    ),
     "ipujax.stages": (
         "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.device ipujax.distributed.instance ipujax.fit"
-        " ipujax.lowering_plan ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.choice lowering.dumps"
+        " ipujax.lowering_plan ipujax.sharding ipujax.storage lowering.choice lowering.dumps"
         " lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.recomputation runtime.compile runtime.engine"
         " runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.report runtime.signatures"
         " runtime.target runtime.tracebacks"
@@ -392,27 +389,25 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
-    "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
     "ipujax.onnx.bounded_values": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.registry": (
-        "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
+        "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.element_types ipujax.onnx.onnx_errors"
     ),
     "ipujax.onnx.budget": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.iterations": "",
     "ipujax.onnx.operators": (
         "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.budget ipujax.onnx.element_types"
-        " ipujax.onnx.iterations ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
+        " ipujax.onnx.iterations ipujax.onnx.onnx_errors ipujax.onnx.registry"
     ),
     "ipujax.onnx.machine_learning": (
         "ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators"
-        " ipujax.onnx.registry ipujax.onnx.wide_values"
+        " ipujax.onnx.registry"
     ),
     "ipujax.onnx.microsoft": (
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
     ),
     "ipujax.onnx.call_arguments": (
         "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.onnx_errors"
-        " ipujax.onnx.wide_values"
     ),
     "ipujax.plan_search": (
         "ipujax.arguments ipujax.auto_sharding ipujax.caching ipujax.device ipujax.jit ipujax.storage ipujax.studies"
@@ -431,31 +426,37 @@ ROOMS: dict[str, str] = {
     "ipujax.keras.config": "ipujax ipujax.front_end",
     "ipujax.keras.utils": "ipujax ipujax.front_end ipujax.keras.config",
     "ipujax.keras.callbacks": "ipujax ipujax.front_end",
-    "ipujax.keras.stages": "ipujax ipujax.front_end ipujax.keras.model_state",
+    "ipujax.keras.layer_stages": "ipujax ipujax.front_end ipujax.keras.model_state",
+    "ipujax.keras.stage_assignment": "ipujax ipujax.front_end ipujax.keras.layer_stages ipujax.keras.model_state",
     "ipujax.keras.layer_places": "ipujax.front_end ipujax.keras.model_state",
-    "ipujax.keras.execution": (
-        "ipujax ipujax.front_end ipujax.keras.layer_places ipujax.keras.model_state ipujax.keras.stages"
+    "ipujax.keras.model_steps": "ipujax ipujax.keras.layer_stages ipujax.keras.model_state",
+    "ipujax.keras.device_loop": (
+        "ipujax ipujax.front_end ipujax.keras.layer_places ipujax.keras.layer_stages ipujax.keras.model_state"
+        " ipujax.keras.model_steps"
     ),
+    "ipujax.keras.update_counts": "ipujax ipujax.keras.device_loop ipujax.keras.model_state",
     "ipujax.keras.ipu_strategy": (
-        "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.execution ipujax.keras.layer_places"
-        " ipujax.keras.model_state ipujax.keras.stages"
+        "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.device_loop ipujax.keras.layer_places"
+        " ipujax.keras.layer_stages ipujax.keras.model_state ipujax.keras.model_steps ipujax.keras.stage_assignment"
+        " ipujax.keras.update_counts"
     ),
-    "ipujax.keras.keras": "ipujax.keras.stages",
+    "ipujax.keras.keras": "ipujax.keras.layer_stages",
     "ipujax.keras": (
         "ipujax ipujax.front_end ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy"
-        " ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
+        " ipujax.keras.keras ipujax.keras.layer_stages ipujax.keras.ops ipujax.keras.stage_assignment"
+        " ipujax.keras.utils"
     ),
     "ipujax.onnx.reading": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
     ),
     "ipujax.onnx.evaluation": (
-        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading"
-        " ipujax.onnx.registry ipujax.onnx.wide_values"
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs"
+        " ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry"
     ),
     "ipujax.onnx.model": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.call_arguments ipujax.onnx.evaluation ipujax.onnx.graphs"
-        " ipujax.onnx.machine_learning ipujax.onnx.microsoft ipujax.onnx.operators ipujax.onnx.reading"
-        " ipujax.onnx.wide_values"
+        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.call_arguments ipujax.onnx.element_types"
+        " ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.machine_learning ipujax.onnx.microsoft"
+        " ipujax.onnx.operators ipujax.onnx.reading"
     ),
     "ipujax.onnx.sessions": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.call_arguments ipujax.onnx.element_types"
@@ -463,8 +464,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.random_call": "ipujax ipujax.onnx.sessions",
     "ipujax.onnx.front_end": (
-        "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.iterations"
-        " ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
+        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.iterations"
+        " ipujax.onnx.reading ipujax.onnx.registry"
     ),
     "ipujax.onnx": (
         "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry"
