@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         is_collective as is_collective,
         is_reduction as is_reduction,
     )
-    from ipujax.lowering.gcl.collective_schedules import Groups as Groups, estimated_cycles as estimated_cycles
-    from ipujax.lowering.gcl.stacked import whole as whole
+    from ipujax.lowering.gcl.collective_schedules import estimated_cycles as estimated_cycles
+    from ipujax.lowering.gcl.stacked import Groups as Groups, whole as whole
 else:
     __getattr__ = lazy_names(__name__)

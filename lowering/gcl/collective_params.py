@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.gcl import stacked
-from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
+from ipujax.lowering.gcl.stacked import Groups, Pairs
 from ipujax.lowering.jax_compat import JaxprEqn, make_primitive, shape_of
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError

@@ -32,14 +32,12 @@ from typing import Literal
 
 import numpy as np
 
+from ipujax.lowering.gcl.stacked import Groups, Pairs
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.cost import Flows, link_cycles
 from ipujax.runtime.exchange import least_cycles
 from ipujax.runtime.graph import Graph, of_replicas
 from ipujax.runtime.target import Target
-
-Groups = tuple[tuple[int, ...], ...]  # of replicas, each in order
-Pairs = tuple[tuple[int, int], ...]  # (source, destination)
 
 
 @dataclass(frozen=True, slots=True)

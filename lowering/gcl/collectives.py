@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.gcl import rounds, stacked
-from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule, choose
+from ipujax.lowering.gcl.collective_schedules import Schedule, choose
 from ipujax.lowering.gcl.rounds import Part
+from ipujax.lowering.gcl.stacked import Groups, Pairs
 from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
 from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program
 from ipujax.runtime.tensor import VECTOR_BYTES, Tensor, concat, element_bytes, on_one_tile, substitute

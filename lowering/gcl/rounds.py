@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl.collective_schedules import Groups, Level, Pairs, Schedule
+from ipujax.lowering.gcl.collective_schedules import Level, Schedule
+from ipujax.lowering.gcl.stacked import Groups, Pairs
 from ipujax.lowering.layout import add_like, linear_mapping
 from ipujax.lowering.popops import Op, advance_around, new_counter, push, slot_of
 from ipujax.lowering.popops.maps.elementwise import elementwise

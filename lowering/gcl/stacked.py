@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
-
+Groups = tuple[tuple[int, ...], ...]  # of replicas, each in order
+Pairs = tuple[tuple[int, int], ...]  # (source, destination)
 _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"add": jnp.sum, "max": jnp.max, "min": jnp.min}
 
 

@@ -9,13 +9,23 @@ their maximum, which may be rounded otherwise the second time. Limits: those of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
-from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, stage_name, variables, variables_read, with_inner
+from ipujax.lowering.jaxpr import (
+    Rewrite,
+    everywhere,
+    phase_of,
+    stage_name,
+    value_bytes,
+    variables,
+    variables_read,
+    with_inner,
+)
 from ipujax.lowering.passes.derived_rows import with_derived_rows
 from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 from ipujax.lowering.primitives import record_of
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE
 
 
 def narrow(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -79,7 +89,11 @@ def _itself(var: Var) -> Var:
 
 
 class _Recomputation:
-    """Rewrites equations such that those of gradients read copies of the values in `recomputed`."""
+    """Rewrites equations such that those of gradients read copies of the values in `recomputed`.
+
+    A copy is computed before its first reader, a small constant at the start of the gradient: else the first of equal
+    layers would compute among its own equations what all share, and `outline` would not find that layers are repeated.
+    """
 
     def __init__(self, eqns: Sequence[JaxprEqn], definition: Mapping[Var, int], recomputed: Repeated) -> None:
         self._eqns = eqns
@@ -87,10 +101,15 @@ class _Recomputation:
         self._recomputed = recomputed
         self._rewritten: list[JaxprEqn] = []
         self._copies: dict[tuple[Var, int | None], Var] = {}  # (value, stage of its readers) → its copy
+        self._starts: dict[_Part, int] = {}  # where the gradient of each part starts among the rewritten equations
+        self._constants: dict[_Part, list[JaxprEqn]] = {}  # equations that come at these starts
+        self._variables_of_constants: set[Var] = set()
 
     def run(self) -> list[JaxprEqn]:
-        """Returns the equations, with gradients that read recomputed copies, each computed before its first reader."""
+        """Returns the equations, with gradients that read recomputed copies."""
         for eqn in self._eqns:
+            if _is_backward(eqn):
+                self._starts.setdefault(_part_of(eqn), len(self._rewritten))
             if _is_backward(eqn) and any(var in self._recomputed for var in variables_read(eqn)):
                 invars = [
                     self._value_for(eqn, atom) if isinstance(atom, Var) and atom in self._recomputed else atom
@@ -98,12 +117,14 @@ class _Recomputation:
                 ]
                 eqn = eqn.replace(invars=invars)
             self._rewritten.append(eqn)
+        for part, start in sorted(self._starts.items(), key=lambda item: item[1], reverse=True):
+            self._rewritten[start:start] = self._constants.get(part, [])
         return self._rewritten
 
     def _value_for(self, reader: JaxprEqn, atom: Atom) -> Atom:
         """What an equation of a gradient, `reader`, shall read in place of a forward value: a copy, or that value.
 
-        The equations that compute the copy are appended, the first time that one of the reader's stage needs it.
+        The equations that compute the copy are added, the first time that one of the reader's stage needs it.
         """
         if not isinstance(atom, Var) or atom not in self._definition:
             return atom
@@ -119,8 +140,26 @@ class _Recomputation:
                 return atom
             copy = self._copies[key] = Var(atom.aval)
             # Views and elementwise equations have one result, which is `atom`.
-            self._rewritten.append(eqn.replace(invars=invars, outvars=[copy], source_info=reader.source_info))
+            repeated = eqn.replace(invars=invars, outvars=[copy], source_info=reader.source_info)
+            if self._is_small_constant(repeated):
+                self._constants.setdefault(_part_of(reader), []).append(repeated)
+                self._variables_of_constants.add(copy)
+            else:
+                self._rewritten.append(repeated)
         return self._copies[key]
+
+    def _is_small_constant(self, eqn: JaxprEqn) -> bool:
+        """True if the result of an equation depends on literals alone, and takes few bytes wherever it is computed."""
+        takes_few_bytes = record_of(eqn).is_in_order or value_bytes(eqn.outvars[0].aval) <= MIN_BYTES_PER_TILE
+        return takes_few_bytes and self._variables_of_constants.issuperset(variables_read(eqn))
+
+
+_Part = tuple[int | None, Hashable]  # stage of a pipeline, phase of execution
+
+
+def _part_of(eqn: JaxprEqn) -> _Part:
+    """Part of a program in which an equation must stay."""
+    return stage_name(eqn).stage, phase_of(eqn)
 
 
 def _is_backward(eqn: JaxprEqn) -> bool:

@@ -102,6 +102,13 @@ def test_import_and_decorating_bring_neither_compiler_nor_framework(tmp_path: Pa
     assert {room for room in rooms if not any(f"{room}.".startswith(f"{light}.") for light in LIGHT_ROOMS)} == set()
 
 
+def test_array_semantics_of_collectives_bring_no_costs(tmp_path: Path):
+    """A call of a stored program computes by them, and must not wait for imports of the compiler."""
+    code = "import sys, ipujax.lowering.gcl.stacked; print(*sys.modules)"
+    rooms = {f"ipujax.runtime.{room}" for room in ("cost", "exchange", "graph")}
+    assert not rooms & set(run_python(code, tmp_path, ROOT).split())
+
+
 def test_the_compiler_may_be_imported_while_jax_traces(tmp_path: Path):
     code = (
         "import jax, ipujax as ipu\n"

@@ -71,7 +71,8 @@ def test_cycles_fall_with_density():
         product = ipu.jit(lambda v, y, p=pattern: popsparse.static_matmul(p, v, y, buckets=16), device=SMALL)
         phases = product.lower(*shapes).compile().profile.phase_cycles
         cycles.append(phases["compute"] + phases["exchange"])
-    assert cycles[0] > 1.4 * cycles[1] > 1.4**2 * cycles[2]
+    # Less than by density: exchanges start once each, and buckets are filled up to whole vectors of indices.
+    assert cycles[0] > 1.35 * cycles[1] > 1.35**2 * cycles[2]
 
 
 def test_vmap_and_second_gradients():

@@ -169,10 +169,10 @@ def test_time_is_linear_in_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _PROGRAM = """
-from tests.lowering.outlining.test_outline_layers import PassSettings, run_passes, training
+from tests.lowering.outlining.test_outline_layers import run_passes, training
 import jax
 step, args = training("attention", 3)
-print(run_passes(jax.jit(step).trace(*args).jaxpr, PassSettings(8))["outline"])
+print(run_passes(jax.jit(step).trace(*args).jaxpr)["outline"])
 """
 
 

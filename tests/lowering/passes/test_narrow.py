@@ -15,6 +15,8 @@ import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, jaxpr_as_fun, shape_of
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import narrow
+from ipujax.lowering.passes.cse import cse
+from ipujax.lowering.passes.inline import inline
 from tests.lowering.helpers import check, quick_jit
 
 RNG = np.random.default_rng(5)
@@ -72,6 +74,23 @@ def test_saves_a_sum_like_a_product() -> None:
     behind_product = kinds(lambda w, x: x @ w)
     behind_sum = kinds(lambda w, x: jnp.sin(x) + x)
     assert behind_sum[: len(behind_sum) // 2] == behind_product[: len(behind_sum) // 2]
+
+
+def test_layers_share_constants_of_the_gradient() -> None:
+    """Gradients of equal layers are equal runs, the first computes no constants of all among its own equations."""
+
+    def loss(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = jnp.sin(x * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1)) @ w  # a variance divides by a constant
+        return x.sum()
+
+    jaxpr = narrow(cse(inline(jax.make_jaxpr(jax.grad(loss))([np.float32(W)] * 4, np.float32(X)))))
+    kinds = [eqn.primitive.name for eqn in jaxpr.eqns if stage_name(eqn).is_backward]
+    products = [number for number, kind in enumerate(kinds) if kind == "dot_general"]
+    assert kinds.count("gt") == 1, "the constant is computed again"
+    # Two products each, of which the first layer has one.
+    last, *others = [kinds[a:b] for a, b in zip(products[:-1:2], products[2::2], strict=True)]
+    assert "gt" not in last and all(other == last for other in others)
 
 
 def test_does_not_recompute_across_phases() -> None:
