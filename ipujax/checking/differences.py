@@ -30,7 +30,7 @@ import numpy as np
 from ipujax.lowering.gcl import COLLECTIVES, is_collective
 from ipujax.lowering.jax_compat import JaxprEqn, eval_equation, is_on_host
 from ipujax.lowering.replicas.stacked_eval import Rounded
-from ipujax.runtime.tensor import is_key_dtype
+from ipujax.runtime.tensor import is_key_dtype, wide_dtype
 
 MARGIN = 8.0  # assumed: rounding errors over their estimated size
 SAMPLES = 4
@@ -49,7 +49,6 @@ _EXACT_NAMES = (
     " reduce_window_max reduce_window_min scatter-max scatter-min select_and_gather_add"
 )
 _EXACT = frozenset(_EXACT_NAMES.split())
-_WIDE = {jnp.dtype(jnp.float16): jnp.float32, jnp.dtype(jnp.bfloat16): jnp.float32}
 
 
 def is_inexact(x: Any) -> bool:
@@ -114,10 +113,14 @@ def _sum_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -
     """Return the sizes of errors of sums: magnitudes and numbers of terms are sums of the same form."""
     params = dict(eqn.params)
     if (accumulator_dtype := params.get("preferred_element_type")) is not None:
-        params["preferred_element_type"] = _WIDE.get(jnp.dtype(accumulator_dtype), accumulator_dtype)
+        params["preferred_element_type"] = wide_dtype(jnp.dtype(accumulator_dtype))
     in_wide = eqn.replace(params=params)
     magnitudes = eval_equation(in_wide, *(_magnitude_like(x) if is_inexact(x) else x for x in operands))
-    ones = [jax.lax.optimization_barrier(jnp.ones_like(_magnitude_like(x))) if is_inexact(x) else x for x in operands]
+    # Powers, not constants: a batch of operands then has a batch of ones, without which JAX refuses a ragged product.
+    ones = [
+        jax.lax.optimization_barrier(jax.lax.integer_pow(_magnitude_like(x), 0)) if is_inexact(x) else x
+        for x in operands
+    ]
     terms = eval_equation(in_wide, *ones)
     return [
         _epsilon(x) * jnp.sqrt(1 + _magnitude(n)) * _magnitude(y)
@@ -131,7 +134,7 @@ def _epsilon(x: Any) -> float:
 
 def _magnitude(x: jax.Array) -> jax.Array:
     """Return absolute values, in single precision or wider."""
-    return jnp.abs(x).astype(jnp.promote_types(jnp.abs(x).dtype, jnp.float32))
+    return jnp.abs(x).astype(wide_dtype(jnp.abs(x).dtype))
 
 
 def _magnitude_like(x: jax.Array) -> jax.Array:

@@ -32,6 +32,7 @@ from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import join, split, unwrapped
 from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, equation_alone, stacked_eval
 from ipujax.runtime.quick_jit import quick_jit
+from ipujax.runtime.tensor import wide_dtype
 
 # Results of equations by their primitive, parameters and operands; with the objects whose ids the key has.
 Computed = dict[tuple[Any, ...], tuple[Any, Sequence[Any]]]
@@ -186,7 +187,7 @@ def _change(x: jax.Array, y: jax.Array) -> jax.Array:
     if not is_inexact(x):
         differs = x != y
         return differs.any(tuple(range(x.ndim, differs.ndim))) if differs.ndim > x.ndim else differs
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = wide_dtype(x.dtype)
     difference = jnp.abs(x.astype(wide) - y.astype(wide))
     is_same = (x == y) | (jnp.isnan(x) & jnp.isnan(y))
     return jnp.where(is_same, 0, jnp.where(jnp.isnan(difference), jnp.inf, difference))

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ipujax.runtime.tensor import wide_dtype
+
 AXIS = "instance"  # of a mesh with one device a process
 
 
@@ -42,7 +44,7 @@ class Instances:
         """Return the sum of the values of all replicas, for each local one, [local, …]."""
         dtype = local_values.dtype
         # Sums of half precision round once, as those of one instance.
-        wide = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+        wide = wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
         total = lax.psum(jnp.sum(local_values, axis=0, dtype=wide), AXIS).astype(dtype)
         return jnp.broadcast_to(total, local_values.shape)
 

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         part_of_name as part_of_name,
         readable_name as readable_name,
         visible_layer as visible_layer,
+        wide_dtype as wide_dtype,
         without_transformations as without_transformations,
     )
     from ipujax.runtime.tensor.view import (

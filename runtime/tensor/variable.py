@@ -36,6 +36,13 @@ def element_bytes(dtype: Any) -> int:
 
 
 @cache
+def wide_dtype(dtype: Any) -> Any:
+    """Return single precision, or what is wider, for numbers of `dtype`; JAX promotes no floats of eight bits."""
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.dtype(jnp.float32) if is_narrow else jnp.promote_types(dtype, jnp.float32)
+
+
+@cache
 def dtype_name(dtype: Any) -> str:
     """Return the dtype's JAX name, `float32` or `key<fry>`."""
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name

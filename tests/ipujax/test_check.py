@@ -235,3 +235,12 @@ def test_compares_values_that_their_readers_got() -> None:
     device = ipu.IPUModel(tiles_per_ipu=72)
     checked = ipu.jit(fun, device=device, options=ipu.Options(exact_splits=True))
     assert checked.check(*COMPUTED_AGAIN.arguments()).agrees
+
+
+def test_checks_floats_of_eight_bits_and_ragged_products() -> None:
+    def step(x: jax.Array, experts: jax.Array, sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = lax.ragged_dot(x, experts, sizes)
+        return y, lax.scan(lambda s, row: (s + row, s.astype(jnp.float8_e4m3fn)), y[0], y)[1]
+
+    fun = ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=72))  # not interpreted
+    assert ipu.check(fun, X, np.stack([X, X.T]), jnp.array([4, 1], jnp.int32)).agrees
