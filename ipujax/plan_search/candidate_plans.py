@@ -55,8 +55,9 @@ class Candidates:
 
     def smaller_plans(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plan with what needs less memory."""
+        has_parts = plan.shards > 1 and (plan.micro_batches > 1 or plan.stages > 1)
         for saving in self.savings:
-            smaller = replace(plan, **saving)
+            smaller = replace(plan, **saving, shard_stored=has_parts and saving["recompute"] != "none")
             if smaller != plan and plan.serial > 1:
                 smaller = replace(smaller, serial=min(self.large.most_parts, _MORE_PARTS * plan.serial))
             if smaller != plan and (plan.data > 1 or not smaller.shard_state):

@@ -106,7 +106,8 @@ class StepCosts:
         options: options of plans.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
         errors_of_rows: errors of those that cannot be.
-        segments_of_rows: segments of a micro-batch, by its rows, number of shards, and parts of its largest values.
+        segments_of_rows: segments of a micro-batch, by its rows, number of shards, parts of its largest values, and
+            whether what loops store is split over shards.
         schedules: plans of schedules, by name and numbers of stages and micro-batches.
     """
 
@@ -119,7 +120,7 @@ class StepCosts:
     options: Options = Options()
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
     errors_of_rows: dict[tuple[int, int], IpuError] = field(default_factory=dict)
-    segments_of_rows: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    segments_of_rows: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
     schedules: dict[tuple[str | None, int, int], SchedulePlan] = field(default_factory=dict)
 
     @property
@@ -198,10 +199,10 @@ class StepCosts:
         if not estimate.cuts:
             return ()
         rows = self.rows // (plan.data * plan.micro_batches)
-        key = rows, plan.shards, plan.serial
+        key = rows, plan.shards, plan.serial, plan.shard_stored
         if key not in self.segments_of_rows:
             try:
-                _, search = self._micro_batch(*key, plan.specs)
+                _, search = self._micro_batch(rows, plan.shards, plan.serial, plan.specs, plan.shard_stored)
             except IpuError:
                 return estimate.cuts  # the plan is compiled with these, which names the error
             self.segments_of_rows[key] = search.batch.num_segments
@@ -216,13 +217,12 @@ class StepCosts:
         return tuple(cuts[1:])
 
     def _micro_batch(
-        self, rows: int, shards: int, parts: int, specs: Mapping[str, Any]
+        self, rows: int, shards: int, parts: int, specs: Mapping[str, Any], shard_stored: bool = False
     ) -> tuple[SplitStep, StageSearch]:
         """Return the step in micro-batches of so many rows, the largest values in parts, and the segments of one."""
         micro_batches = self.rows // rows
-        plan = Plan(
-            1, shards, _MOST_STAGES, micro_batches, schedule="gpipe", serial=parts, specs=specs if shards > 1 else {}
-        )
+        plan = Plan(1, shards, _MOST_STAGES, micro_batches, schedule="gpipe", serial=parts, shard_stored=shard_stored)
+        plan = replace(plan, specs=specs if shards > 1 else {})
         split = split_of(plan, self.traced, self.is_batch)
         assert split is not None, "a step without micro-batches is estimated whole"
 
@@ -387,10 +387,14 @@ class Calibration:
         return replace(estimate, cycles=estimate.cycles * exp(ratio), tile_bytes=corrected_bytes)
 
 
+def _savings_of(plan: Plan) -> tuple[bool, ...]:
+    return bool(plan.offload), plan.shard_state, plan.shard_stored
+
+
 def _kinds(plan: Plan) -> list[tuple[Any, ...]]:
     """Kinds of a plan, from the narrowest to that of all plans with stages, or without."""
     return [
-        (plan.stages, plan.shards, plan.data > 1, plan.schedule, bool(plan.offload), plan.shard_state),
+        (plan.stages, plan.shards, plan.data > 1, plan.schedule, *_savings_of(plan)),
         (plan.stages, plan.shards > 1, plan.data > 1),
         (plan.stages > 1, plan.shards > 1),
         (plan.stages > 1,),
