@@ -148,6 +148,19 @@ def test_plans_that_do_not_fit_are_planned_again_before_all_are_compiled(monkeyp
     assert are_fitted == [False, False, False, False, True]
 
 
+def test_plans_of_far_too_much_memory_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile_bytes = DEVICE.target.bytes_per_tile
+    needed_bytes = {ipu.Plan(data=2**n): share * tile_bytes for n, share in enumerate((1.5, 9.0, 1.6, 7.0))}
+    # As estimated, and none fits.
+    monkeypatch.setattr(search_run, "compiled_cost", lambda job: PointCost(1000, int(needed_bytes[job.plan]), False))
+    costs: Any = SimpleNamespace(target=DEVICE.target, cuts_of_program=lambda plan, estimate: ())
+    space: Any = SimpleNamespace(plans=(), impossible={})
+    search = search_run.SearchRun(dense_step, (), space, costs, settings={})
+    search.estimates.update((plan, Estimate(1000.0, float(size))) for plan, size in needed_bytes.items())
+    search.run(len(search.estimates), None, None)
+    assert [plan.data for plan in search.compiled] == [1, 4]
+
+
 def test_shards_of_which_no_plan_may_fit_leave_those_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the cycles of plans that exceed the memory are no reason to leave out the only plan that fits."""
     memories = {1: 1.5, 2: 3.0, 4: 0.5}
