@@ -8,6 +8,8 @@ shards, a micro-batch is lowered, on one IPU (`lowering/pipelining/stage_costs`)
     update       bytes of the values that the update makes, over the tiles of the stages
     host         a transfer for each micro-batch, offloaded arguments in and out
 
+    gathers      of what loops store in parts on the shards, once a micro-batch
+
     bytes        of the stage that has most: parameters, accumulators, other arguments, values in flight, and the code
                  and buffers of exchanges
 
@@ -104,6 +106,7 @@ class StepCosts:
         least_rows: fewest rows of a micro-batch of all plans.
         large: largest value of a micro-batch.
         options: options of plans.
+        stored_row_bytes: bytes that loops of a micro-batch store for others, for each row.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
         errors_of_rows: errors of those that cannot be.
         segments_of_rows: segments of a micro-batch, by its rows, number of shards, parts of its largest values, and
@@ -118,6 +121,7 @@ class StepCosts:
     least_rows: int = 1
     large: LargeValue = LargeValue()
     options: Options = Options()
+    stored_row_bytes: float = 0.0
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
     errors_of_rows: dict[tuple[int, int], IpuError] = field(default_factory=dict)
     segments_of_rows: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
@@ -278,6 +282,15 @@ class StepCosts:
         resident = [(segment, int(num_bytes * kept_share)) for segment, num_bytes in costs.resident]
         schedule = None if plan.stages == 1 else self._schedule(plan, costs.work.has_gradients)
         cycles, ipu_bytes, cuts = _pipeline_cost(plan, costs.work, resident, schedule, self.target)
+        stored_bytes = self.stored_row_bytes * self.rows / (plan.data * plan.micro_batches)
+        if plan.stages == 1 and plan.recompute != "none":
+            # What a loop over layers stores is not computed again: its layers are one step of a recomputation.
+            ipu_bytes += stored_bytes / (plan.shards if plan.shard_stored else 1)
+        if plan.shard_stored:
+            gather_cycles = estimated_cycles(
+                self.target, (tuple(range(plan.shards)),), max(1, int(stored_bytes)), False
+            )
+            cycles += plan.micro_batches / plan.stages * gather_cycles
         cycles += costs.update_cycles / plan.stages / (plan.data if plan.shard_state else 1)
         if plan.data > 1:
             # Replicas of one shard are as many IPUs apart as there are shards.

@@ -33,7 +33,7 @@ def split_stored_rows(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -
     rows: dict[Var, Spec] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == PIPELINE and eqn.params["spec"].shards_stored_rows:
-            for stack in _stored_stacks(micro_batch_jaxpr(eqn).jaxpr):
+            for stack in stored_stacks(micro_batch_jaxpr(eqn).jaxpr):
                 shape = shape_of(stack)
                 if (row := _row_in_parts(shape[1:], specs.get(stack, whole(len(shape))), mesh)) is not None:
                     rows[stack] = row
@@ -52,8 +52,8 @@ def _row_in_parts(shape: tuple[int, ...], stack: Spec, mesh: MeshAxes) -> Spec |
     return None
 
 
-def _stored_stacks(jaxpr: Jaxpr) -> Iterator[Var]:
-    """Yield the stacks of loops that loops alone read, row by row."""
+def stored_stacks(jaxpr: Jaxpr) -> Iterator[Var]:
+    """Yield the stacks of the loops of a jaxpr that its loops alone read, row by row."""
     rows_read = set[Var]()
     others_read = set(variables(jaxpr.outvars))
     for eqn in jaxpr.eqns:
