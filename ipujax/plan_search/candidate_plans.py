@@ -58,22 +58,24 @@ class Candidates:
 
     def smaller_plans(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plan with what needs less memory."""
-        is_split = plan.micro_batches > 1 or plan.stages > 1
-        has_parts = plan.shards > 1 and is_split and self.stored_row_bytes > 0
+        # A stage of a pipeline is recomputed from its input; one IPU's loop over all layers is not.
+        stores = self.stored_row_bytes > 0 and plan.stages == 1 and plan.shards > 1 and plan.micro_batches > 1
         for saving in self.savings:
-            smaller = replace(plan, **saving, shard_stored=has_parts and saving["recompute"] != "none")
-            if smaller != plan and plan.serial > 1:
-                smaller = replace(smaller, serial=min(self.large.most_parts, _MORE_PARTS * plan.serial))
-            if smaller != plan and (plan.data > 1 or not smaller.shard_state):
-                yield smaller
+            if saving["shard_state"] and plan.data == 1:
+                continue
+            saved = replace(plan, **saving)
+            variants = [saved, replace(saved, shard_stored=True)] if stores and saved.recompute != "none" else [saved]
+            for smaller in variants:
+                if smaller != plan:
+                    yield replace(smaller, serial=min(self.large.most_parts, _MORE_PARTS * plan.serial))
 
     def smallest(self, plan: Plan) -> Plan:
         """Return the one of `smaller_plans` that needs least memory, or the plan if there is none."""
         return max((plan, *self.smaller_plans(plan)), key=_saved)
 
 
-def _saved(plan: Plan) -> tuple[int, bool, bool]:
-    return len(plan.offload), plan.shard_state, plan.recompute != "none"
+def _saved(plan: Plan) -> tuple[int, bool, bool, bool]:
+    return len(plan.offload), plan.shard_state, plan.recompute != "none", plan.shard_stored
 
 
 def rows_of(traced: TracedStep, is_batch: Sequence[bool]) -> int:

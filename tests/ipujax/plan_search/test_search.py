@@ -419,8 +419,12 @@ def test_plans_of_less_memory_store_in_parts_what_loops_store_alone() -> None:
     _, space, plan = _stored_plans()
     assert space.stored_row_bytes == 4 * 4 * WIDTH * 4  # layers, tokens, width, bytes of a number
     smaller = list(space.smaller_plans(plan))
-    assert smaller
-    assert all(each.shard_stored == (each.recompute != "none") for each in smaller)
+    recomputed = [each for each in smaller if each.recompute != "none"]
+    assert {each.shard_stored for each in recomputed} == {False, True}
+    assert space.smallest(plan).shard_stored
+    assert {each.serial for each in smaller} == {4}  # of plans with one part, too
+    assert not any(each.shard_stored for each in smaller if each not in recomputed)
+    assert not any(each.shard_stored for each in space.smaller_plans(replace(plan, stages=2)))
     assert not any(each.shard_stored for each in replace(space, stored_row_bytes=0.0).smaller_plans(plan))
     assert not any(each.shard_stored for each in space.smaller_plans(ipu.Plan(micro_batches=4)))
 
