@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from ipujax.auto_sharding.sharding_search import Search as ShardingSearch
 from ipujax.lowering.jaxpr import value_bytes
+from ipujax.lowering.partition import stored_stacks
 from ipujax.plan_search.accumulation import SplitStep, split_step
 from ipujax.plan_search.search_plan import MODEL, Plan, TracedStep
 from ipujax.plan_search.search_settings import AXES
@@ -43,6 +44,7 @@ class Candidates:
         is_split: whether the step is micro-batches and an update.
         least_rows: fewest rows of a micro-batch.
         large: its largest value.
+        stored_row_bytes: bytes that its loops store for others, for each row.
     """
 
     plans: tuple[Plan, ...]
@@ -52,23 +54,28 @@ class Candidates:
     is_split: bool = True
     least_rows: int = 1
     large: LargeValue = LargeValue()
+    stored_row_bytes: float = 0.0
 
     def smaller_plans(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plan with what needs less memory."""
+        # A stage of a pipeline is recomputed from its input; one IPU's loop over all layers is not.
+        stores = self.stored_row_bytes > 0 and plan.stages == 1 and plan.shards > 1 and plan.micro_batches > 1
         for saving in self.savings:
-            smaller = replace(plan, **saving)
-            if smaller != plan and plan.serial > 1:
-                smaller = replace(smaller, serial=min(self.large.most_parts, _MORE_PARTS * plan.serial))
-            if smaller != plan and (plan.data > 1 or not smaller.shard_state):
-                yield smaller
+            if saving["shard_state"] and plan.data == 1:
+                continue
+            saved = replace(plan, **saving)
+            variants = [saved, replace(saved, shard_stored=True)] if stores and saved.recompute != "none" else [saved]
+            for smaller in variants:
+                if smaller != plan:
+                    yield replace(smaller, serial=min(self.large.most_parts, _MORE_PARTS * plan.serial))
 
     def smallest(self, plan: Plan) -> Plan:
         """Return the one of `smaller_plans` that needs least memory, or the plan if there is none."""
         return max((plan, *self.smaller_plans(plan)), key=_saved)
 
 
-def _saved(plan: Plan) -> tuple[int, bool, bool]:
-    return len(plan.offload), plan.shard_state, plan.recompute != "none"
+def _saved(plan: Plan) -> tuple[int, bool, bool, bool]:
+    return len(plan.offload), plan.shard_state, plan.recompute != "none", plan.shard_stored
 
 
 def rows_of(traced: TracedStep, is_batch: Sequence[bool]) -> int:
@@ -124,6 +131,7 @@ def candidates(
     if target.num_ipus > 1 and split is not None and not specs:
         reasons.append("shards: no argument has a dimension that two IPUs divide")
     large = LargeValue() if split is None else _large_value(traced, is_batch, split)
+    stored_row_bytes = 0.0 if split is None else _stored_bytes(split) / _rows_of_part(traced, is_batch, split)
     # Powers of two: schedules, meshes and batches divide best by them.
     numbers = _powers(target.num_ipus)
     is_split = split is not None
@@ -154,7 +162,7 @@ def candidates(
     savings = tuple(_savings(axes, state))
     # Plans of more IPUs than there are say nothing of the step.
     impossible = {plan: reason for plan, reason in impossible.items() if plan.num_ipus <= target.num_ipus}
-    return Candidates(tuple(plans), impossible, tuple(reasons), savings, is_split, least_rows, large)
+    return Candidates(tuple(plans), impossible, tuple(reasons), savings, is_split, least_rows, large, stored_row_bytes)
 
 
 def _powers(max_count: int) -> tuple[int, ...]:
@@ -180,8 +188,18 @@ def _split(traced: TracedStep, is_batch: Sequence[bool], rows: int, reasons: lis
 
 def _large_value(traced: TracedStep, is_batch: Sequence[bool], split: SplitStep) -> LargeValue:
     varies = [True, *[False] * len(traced.constants), *is_batch]
-    rows = next(x.shape[0] for x, flag in zip(split.micro_batch.in_avals, varies, strict=True) if flag and x.shape)
-    return large_value(split.micro_batch, varies, rows)
+    return large_value(split.micro_batch, varies, _rows_of_part(traced, is_batch, split))
+
+
+def _rows_of_part(traced: TracedStep, is_batch: Sequence[bool], split: SplitStep) -> int:
+    """Rows of one micro-batch."""
+    avals = split.micro_batch.in_avals[1 + len(traced.constants) :]
+    return next(int(aval.shape[0]) for aval, flag in zip(avals, is_batch, strict=True) if flag)
+
+
+def _stored_bytes(split: SplitStep) -> int:
+    """Bytes that loops of a micro-batch store for other loops, as layers do for their gradients."""
+    return sum(value_bytes(stack.aval) for stack in stored_stacks(split.micro_batch.jaxpr))
 
 
 def _check_memory(traced: TracedStep, is_batch: Sequence[bool], used: Sequence[bool], target: Target) -> None:

@@ -8,6 +8,8 @@ shards, a micro-batch is lowered, on one IPU (`lowering/pipelining/stage_costs`)
     update       bytes of the values that the update makes, over the tiles of the stages
     host         a transfer for each micro-batch, offloaded arguments in and out
 
+    gathers      of what loops store in parts on the shards, once a micro-batch
+
     bytes        of the stage that has most: parameters, accumulators, other arguments, values in flight, and the code
                  and buffers of exchanges
 
@@ -104,9 +106,11 @@ class StepCosts:
         least_rows: fewest rows of a micro-batch of all plans.
         large: largest value of a micro-batch.
         options: options of plans.
+        stored_row_bytes: bytes that loops of a micro-batch store for others, for each row.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
         errors_of_rows: errors of those that cannot be.
-        segments_of_rows: segments of a micro-batch, by its rows, number of shards, and parts of its largest values.
+        segments_of_rows: segments of a micro-batch, by its rows, number of shards, parts of its largest values, and
+            whether what loops store is split over shards.
         schedules: plans of schedules, by name and numbers of stages and micro-batches.
     """
 
@@ -117,9 +121,10 @@ class StepCosts:
     least_rows: int = 1
     large: LargeValue = LargeValue()
     options: Options = Options()
+    stored_row_bytes: float = 0.0
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
     errors_of_rows: dict[tuple[int, int], IpuError] = field(default_factory=dict)
-    segments_of_rows: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    segments_of_rows: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
     schedules: dict[tuple[str | None, int, int], SchedulePlan] = field(default_factory=dict)
 
     @property
@@ -199,10 +204,10 @@ class StepCosts:
         if not estimate.cuts:
             return ()
         rows = self.rows // (plan.data * plan.micro_batches)
-        key = rows, plan.shards, plan.serial
+        key = rows, plan.shards, plan.serial, plan.shard_stored
         if key not in self.segments_of_rows:
             try:
-                _, search = self._micro_batch(*key, plan.specs)
+                _, search = self._micro_batch(rows, plan.shards, plan.serial, plan.specs, plan.shard_stored)
             except IpuError:
                 return estimate.cuts  # the plan is compiled with these, which names the error
             self.segments_of_rows[key] = search.batch.num_segments
@@ -217,13 +222,12 @@ class StepCosts:
         return tuple(cuts[1:])
 
     def _micro_batch(
-        self, rows: int, shards: int, parts: int, specs: Mapping[str, Any]
+        self, rows: int, shards: int, parts: int, specs: Mapping[str, Any], shard_stored: bool = False
     ) -> tuple[SplitStep, StageSearch]:
         """Return the step in micro-batches of so many rows, the largest values in parts, and the segments of one."""
         micro_batches = self.rows // rows
-        plan = Plan(
-            1, shards, _MOST_STAGES, micro_batches, schedule="gpipe", serial=parts, specs=specs if shards > 1 else {}
-        )
+        plan = Plan(1, shards, _MOST_STAGES, micro_batches, schedule="gpipe", serial=parts, shard_stored=shard_stored)
+        plan = replace(plan, specs=specs if shards > 1 else {})
         split = split_of(plan, self.traced, self.is_batch)
         assert split is not None, "a step without micro-batches is estimated whole"
 
@@ -280,6 +284,15 @@ class StepCosts:
         resident = [(segment, int(num_bytes * kept_share)) for segment, num_bytes in costs.resident]
         schedule = None if plan.stages == 1 else self._schedule(plan, costs.work.has_gradients)
         cycles, ipu_bytes, cuts = _pipeline_cost(plan, costs.work, resident, schedule, self.target)
+        stored_bytes = self.stored_row_bytes * self.rows / (plan.data * plan.micro_batches)
+        if plan.stages == 1 and plan.recompute != "none":
+            # What a loop over layers stores is not computed again: its layers are one step of a recomputation.
+            ipu_bytes += stored_bytes / (plan.shards if plan.shard_stored else 1)
+        if plan.shard_stored:
+            gather_cycles = estimated_cycles(
+                self.target, (tuple(range(plan.shards)),), max(1, int(stored_bytes)), False
+            )
+            cycles += plan.micro_batches / plan.stages * gather_cycles
         cycles += costs.update_cycles / plan.stages / (plan.data if plan.shard_state else 1)
         if plan.data > 1:
             # Replicas of one shard are as many IPUs apart as there are shards.
@@ -401,10 +414,14 @@ class Calibration:
         return replace(estimate, cycles=estimate.cycles * exp(ratio), tile_bytes=corrected_bytes)
 
 
+def _savings_of(plan: Plan) -> tuple[bool, ...]:
+    return bool(plan.offload), plan.shard_state, plan.shard_stored
+
+
 def _kinds(plan: Plan) -> list[tuple[Any, ...]]:
     """Kinds of a plan, from the narrowest to that of all plans with stages, or without."""
     return [
-        (plan.stages, plan.shards, plan.data > 1, plan.schedule, bool(plan.offload), plan.shard_state),
+        (plan.stages, plan.shards, plan.data > 1, plan.schedule, *_savings_of(plan)),
         (plan.stages, plan.shards > 1, plan.data > 1),
         (plan.stages > 1, plan.shards > 1),
         (plan.stages > 1,),

@@ -6,6 +6,7 @@ Every axis keeps the global meaning of the step, so that its numbers stay those 
 
     data, shards     axes of a mesh: the batch is split over one, arguments by `specs` over the other (pass `partition`)
     shard_state      arguments that only the update reads are split over `data` too: each IPU updates its part
+    shard_stored     what a loop stores for its gradient, equal on all shards, is split over them
     micro_batches    the step's sums over the batch are accumulated, see `accumulation`
     serial           the largest values of a micro-batch, as logits, are computed in parts, see `serial_parts`
     stages           micro-batches go through a pipeline with so many automatic stages, by `schedule`
@@ -72,6 +73,8 @@ class Plan:
         recompute: values that gradients compute again, see `ipu.Options`.
         offload: positional arguments in streaming memory.
         shard_state: whether arguments that only the update reads are split over `data`.
+        shard_stored: whether values that a loop over layers stores for its gradient, and that are equal on all shards,
+            are stored in parts, one on each, and gathered where the gradient reads them.
         cuts: first segment of each stage but the first, as `ipu.search` finds them; when empty, `ipu.pipeline` searches
             the stages.
         specs: split of arrays over the mesh axis "model", by their path in the arguments, as "[0]['w']".
@@ -86,6 +89,7 @@ class Plan:
     recompute: Recompute = "none"
     offload: tuple[int, ...] = ()
     shard_state: bool = False
+    shard_stored: bool = False
     specs: Mapping[str, PartitionSpec] = field(default_factory=dict, hash=False)
     cuts: tuple[int, ...] = ()
 
@@ -98,6 +102,10 @@ class Plan:
             raise ArgumentValueError("recompute of ipu.Plan", expected=expected, got=repr(self.recompute), hint=hint)
         if self.schedule is not None:
             as_schedule(self.schedule)
+        if self.shard_stored and self.shards == 1:
+            raise ArgumentValueError(
+                "shard_stored of ipu.Plan has no effect on one shard", expected="shards of 2 or more", got=repr(self)
+            )
         axes = {axis for spec in self.specs.values() for part in spec for axis in _axes_of(part)}
         if axes - {MODEL}:
             raise ArgumentValueError(
@@ -249,6 +257,12 @@ def applied(
     values = [*traced.constants, *(_constrained(x, spec, mesh) for x, spec in zip(leaves, specs, strict=True))]
     flags = [False] * len(traced.constants) + list(is_batch)
     if split is None:
+        if plan.shard_stored:
+            raise ArgumentError(
+                "shard_stored of ipu.Plan is for the micro-batches of a plan",
+                expected="micro_batches or stages of 2 or more, of a step without ipu.pipeline",
+                got=repr(plan),
+            )
         jaxpr = in_parts(traced.jaxpr, flags, plan.serial)
         results = eval_jaxpr(jaxpr, values, lambda eqn, operands: _evaluated(plan, eqn, operands), jnp.asarray)
     else:
@@ -279,6 +293,7 @@ def applied(
             stages=plan.stages if plan.stages > 1 else None,
             rows_in_any_order=in_any_order,
             cuts=plan.cuts,
+            shards_stored_rows=plan.shard_stored,
         )
         reduced = bind_pipeline(jaxpr, spec, [operands[n] for n in used])
         values_of_batch = [

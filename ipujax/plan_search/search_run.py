@@ -41,7 +41,7 @@ _FAR = 2.0  # times the cycles of the best estimate, above which the least cycle
 _MIN_COMPILED = 4  # plans that are compiled, as estimates are corrected by them
 _ROUND = 4  # plans that an executor has at once
 _FULL_SHARE = 0.6  # of a tile's memory, from which plans of less memory are tried too
-_HOPELESS = 2.0  # times a tile's memory, above which a plan is not planned again
+_HOPELESS = 2.0  # times a tile's memory, above which a plan is not compiled, or planned again
 _ESTIMATE_SHARE = 0.5  # of the seconds, after which plans are compiled that are estimated by then
 _UNKNOWN = PointCost(None, None, fits=False)
 
@@ -192,6 +192,7 @@ class SearchRun:
         """Return the plan to compile next: of those that may fit the fastest, else the smallest; None for none.
 
         Once a few are compiled, and none fits, these are planned again before others of too much memory are compiled.
+        One that needs several times a tile's memory is not compiled.
         """
         remaining = [plan for plan in self.estimates if plan not in self.compiled]
         best = self.best_cycles
@@ -202,7 +203,9 @@ class SearchRun:
             return plan if is_near else None
         if best is not None or (len(self.compiled) >= _MIN_COMPILED and self.next_plan_to_fit() is not None):
             return None
-        return min(remaining, key=lambda plan: self.corrected(plan).tile_bytes, default=None)
+        # The first is compiled whatever it needs: without any, nothing says how much memory is lacking.
+        possible = [plan for plan in remaining if not self.compiled or self.may_fit(plan, _HOPELESS)]
+        return min(possible, key=lambda plan: self.corrected(plan).tile_bytes, default=None)
 
     def next_plan_to_fit(self) -> Plan | None:
         """Return the plan to plan again: of those faster than the best the fastest; without a best the smallest."""

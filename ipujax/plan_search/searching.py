@@ -141,7 +141,7 @@ def _run_of_step(
         settings["donate_argnums"] = donated_arguments(traced, is_batch)
     space = candidates(traced, is_batch, target, axes, settings["donate_argnums"])
     parts = space.is_split, space.least_rows, space.large
-    costs = StepCosts(traced, is_batch, target, *parts, settings["options"])
+    costs = StepCosts(traced, is_batch, target, *parts, settings["options"], space.stored_row_bytes)
     return SearchRun(plain, tuple(args), space, costs, settings, deadline)
 
 

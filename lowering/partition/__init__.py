@@ -20,5 +20,6 @@ if TYPE_CHECKING:
         sizes_of as sizes_of,
         tracing_without_mesh as tracing_without_mesh,
     )
+    from ipujax.lowering.partition.stored_rows import stored_stacks as stored_stacks
 else:
     __getattr__ = lazy_names(__name__)

@@ -7,8 +7,9 @@ a user writes, and calls of the host, are called on the blocks that they ask for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -74,6 +75,7 @@ def _body_on_blocks(
     out_specs: Sequence[Spec],
     eqn: JaxprEqn,
     sums_of: Sequence[int] = (),
+    stored_specs: Mapping[int, Spec] = MappingProxyType({}),
 ) -> _BlockBody:
     """Traces the jaxpr of a loop, a branch or a pipeline on blocks.
 
@@ -85,14 +87,18 @@ def _body_on_blocks(
         eqn: equation of the body.
         sums_of: for each result the number of executions of the body after which one sum of partial sums is taken; 0
             for all when empty: devices return no partial sums but those of its spec.
+        stored_specs: specs with which inputs enter that are stored in parts, by number; the body begins with bringing
+            them to `in_specs`.
     """
     counts = sums_of or (0,) * len(out_specs)
     unreduced = {v: count for v, count in zip(jaxpr.jaxpr.outvars, counts, strict=True) if count and isinstance(v, Var)}
     inner = replace(scope, resharded={}, may_stay_unreduced=values_that_may_stay_unreduced(jaxpr.jaxpr, unreduced))
+    entry_specs = [stored_specs.get(n, spec) for n, spec in enumerate(in_specs)]
     result_specs: list[Spec] = []  # filled while `body` is traced, once
 
     def body(*arrays: Any) -> list[Any]:
-        blocks = [Block(x, spec, aval) for x, spec, aval in zip(arrays, in_specs, jaxpr.in_avals, strict=True)]
+        entered = [Block(x, spec, aval) for x, spec, aval in zip(arrays, entry_specs, jaxpr.in_avals, strict=True)]
+        blocks = [inner.to_spec(block, spec, eqn) for block, spec in zip(entered, in_specs, strict=True)]
         results = evaluate_on_blocks(inner, jaxpr, blocks)
         for block, spec, count in zip(results, out_specs, counts, strict=True):
             # An axis that the result's spec splits a dimension over cannot be unreduced too: its sum is scattered.
@@ -102,7 +108,7 @@ def _body_on_blocks(
         # Weak types are a part of the types that inputs and results of an iteration share.
         return [with_weak_type(x, v.aval.weak_type) for x, v in zip(returned, jaxpr.jaxpr.outvars, strict=True)]
 
-    avals = [_block_type(aval, spec, scope.mesh) for aval, spec in zip(jaxpr.in_avals, in_specs, strict=True)]
+    avals = [_block_type(aval, spec, scope.mesh) for aval, spec in zip(jaxpr.in_avals, entry_specs, strict=True)]
     return _BlockBody(jax.make_jaxpr(body)(*avals), result_specs)
 
 
@@ -136,19 +142,30 @@ def _scan_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> l
     scan = scan_body(eqn.params)
     body = scan.jaxpr.jaxpr
     in_specs = list(map(scope.spec_or_whole, body.invars))
-    row_result_specs = list(map(scope.spec_or_whole, body.outvars[scan.results.stacks]))
+    outer_stacks = eqn.outvars[scan.results.stacks]
+    row_result_specs = [
+        scope.stored_rows.get(stack, scope.spec_or_whole(row))
+        for stack, row in zip(outer_stacks, body.outvars[scan.results.stacks], strict=True)
+    ]
+    # A row that is stored in parts is gathered where the body begins.
+    stored_specs = {
+        n: scope.stored_rows[atom]
+        for n, atom in enumerate(eqn.invars)
+        if isinstance(atom, Var) and atom in scope.stored_rows
+    }
     # The sum of a stack is taken after the loop where its reader takes it.
-    stacks = [scope.may_stay_unreduced.get(var, 0) for var in eqn.outvars[scan.results.stacks]]
+    stacks = [scope.may_stay_unreduced.get(var, 0) for var in outer_stacks]
     sums_of = [*_sums_of_accumulators(scope, eqn), *stacks]
     out_specs = [*in_specs[scan.inputs.carries], *row_result_specs]
     if any(sums_of[scan.results.carries]):
         # A trial tells over which axes the terms are partial sums: a carry has one spec in all iterations.
         trial_scope = replace(scope, notes=Notes(), is_trial=True)
-        trial = _body_on_blocks(trial_scope, scan.jaxpr, in_specs, out_specs, eqn, sums_of)
+        trial = _body_on_blocks(trial_scope, scan.jaxpr, in_specs, out_specs, eqn, sums_of, stored_specs)
         in_specs[scan.inputs.carries] = trial.result_specs[scan.results.carries]
         out_specs = [*in_specs[scan.inputs.carries], *row_result_specs]
-    block_body = _body_on_blocks(scope, scan.jaxpr, in_specs, out_specs, eqn, sums_of)
-    const_specs, carry_specs, row_specs = (in_specs[places] for places in scan.inputs)
+    block_body = _body_on_blocks(scope, scan.jaxpr, in_specs, out_specs, eqn, sums_of, stored_specs)
+    entry_specs = [stored_specs.get(n, spec) for n, spec in enumerate(in_specs)]
+    const_specs, carry_specs, row_specs = (entry_specs[places] for places in scan.inputs)
     assert block_body.result_specs[scan.results.carries] == carry_specs
     arrays = scope.arrays_under([*const_specs, *carry_specs, *map(_spec_of_stack, row_specs)], operands, eqn)
     results = eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": block_body.jaxpr})

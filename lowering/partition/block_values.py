@@ -110,6 +110,7 @@ class Scope:
         is_trial: True where a body is traced only to find the specs of its results.
         may_stay_unreduced: values of which devices may keep partial sums, because their only reader adds these up, with
             the number of partial sums that share one sum over devices: the iterations of a loop that accumulates them.
+        stored_rows: spec of the rows of stacks that are stored in parts; a loop brings each to the spec of its value.
         resharded: arrays under other specs, by id of the original, its spec and the other one: a value that several
             equations gather is gathered once. One array may be the block of two values, as of an operand and a result
             of a `shard_map` that returns it. Each jaxpr has its own, because values of one trace must not be read in
@@ -124,6 +125,7 @@ class Scope:
     is_manual: bool = False
     is_trial: bool = False
     may_stay_unreduced: Mapping[Var, int] = field(default_factory=dict)
+    stored_rows: Mapping[Var, Spec] = field(default_factory=dict)
     resharded: dict[tuple[int, Spec, Spec], _Resharded] = field(default_factory=dict)
 
     def required_spec(self, var: Any) -> Spec | None:

@@ -23,6 +23,7 @@ from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.propagation import Propagation
 from ipujax.lowering.partition.resharding import reshard, unreduced_by_reshards
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
+from ipujax.lowering.partition.stored_rows import split_stored_rows
 from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
@@ -102,11 +103,13 @@ def _partition_one_replica(
     _check_fits_machine(mesh, target, 1 if replica_axis is None else replica_axis.size)
     user_mesh = _user_mesh(jaxpr.jaxpr, shardings) or mesh.abstract()
     specs = _propagated_specs(jaxpr, shardings, mesh, target, notes, user_mesh)
+    stored_rows = split_stored_rows(jaxpr.jaxpr, specs, mesh)
+    specs.update((stack, Spec(((), *row.dims), row.unreduced)) for stack, row in stored_rows.items())
     in_specs = tuple(_spec_or_whole(specs, var) for var in jaxpr.jaxpr.invars)
     out_specs = _output_specs(jaxpr, shardings, specs, mesh)
     notes.unreduced.extend(tuple(axis for axis in mesh.names if axis in spec.unreduced) for spec in out_specs)
     may_stay = unreduced_by_reshards(jaxpr.jaxpr, specs, mesh)
-    scope = Scope(mesh, target, specs, notes, user_mesh, may_stay_unreduced=may_stay)
+    scope = Scope(mesh, target, specs, notes, user_mesh, may_stay_unreduced=may_stay, stored_rows=stored_rows)
 
     def on_one_device(*arrays: Any) -> list[Any]:
         """The program on the blocks of one device."""

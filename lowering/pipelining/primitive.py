@@ -51,6 +51,7 @@ class PipelineSpec:
         sent: for each result whether it is a stack off chip, stored by rows; none when empty.
         cuts: first segment of each automatic stage but the first, as an earlier search found them; searched when empty.
         rows_in_any_order: whether results are the same for any assignment of the batch's rows to micro-batches.
+        shards_stored_rows: whether of a row that a loop stores for another each device of a mesh stores a part.
     """
 
     name: str
@@ -66,6 +67,7 @@ class PipelineSpec:
     sent: tuple[bool, ...] = ()
     rows_in_any_order: bool = False
     cuts: tuple[int, ...] = ()
+    shards_stored_rows: bool = False
 
     @property
     def states(self) -> dict[int, int]:
