@@ -111,6 +111,8 @@ def _affine_blocks(
         ((start[:, axis] + length[:, axis]) // row, np.minimum(tail, 1), 0, tail),
     ):
         occupied = row_count > 0
+        if not occupied.any():
+            continue
         part_start = np.insert(start, axis + 1, first_column, 1)[occupied]
         part_length = np.insert(length, axis + 1, columns, 1)[occupied]
         part_start[:, axis] = first_row[occupied]

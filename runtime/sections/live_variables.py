@@ -45,9 +45,11 @@ class LiveNode:
 
     def walk(self) -> Iterator[LiveNode]:
         """Yield this node and all inside it, parents first."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending += reversed(node.children)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
