@@ -19,7 +19,7 @@ from ipujax.lowering.gcl import AXIS, COLLECTIVES, Form, axes_of, is_collective
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed, eval_jaxpr, jaxprs_in_params
 from ipujax.lowering.jaxpr import bodies, scan_body, while_body, while_condition
 from ipujax.lowering.replicas.replicated_primitive import Replicated
-from ipujax.lowering.replicas.stacked_eval import EVALUATED, has_collective
+from ipujax.lowering.replicas.stacked_eval import HOLDERS, has_collective
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.analysis import Classes, agreement
 from ipujax.runtime.cache import remembered
@@ -96,8 +96,8 @@ class _Analysis:
             form = COLLECTIVES[name](eqn, self.replicas)
             # `axis_index` and `axis_rank` have no operands.
             return [_of_collective(form, operand) for operand in operands or [self.same]]
-        if name in EVALUATED:
-            return self.jaxpr(closed(params[EVALUATED[name]]), operands)
+        if name in HOLDERS:
+            return self.jaxpr(closed(params[HOLDERS[name]]), operands)
         match name:
             case "cycle_count":  # the last result is the reading
                 return [*operands, agreement.apart(self.replicas)]

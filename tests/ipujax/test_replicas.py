@@ -312,6 +312,19 @@ def test_shard_map_that_cannot_be():
         ipu.jit(partial(over, other), device=device(2))(x)
 
 
+def test_results_of_fused_equations_differ_one_by_one():
+    """One vertex computes a count, which is the same on all replicas, and quotients by it, which are not."""
+
+    def step(count, x):
+        count = count + 1.0
+        return count, x / count
+
+    count, quotients = ipu.jit(step, device=device(2), replicas=2, in_specs=(SAME, SPLIT), out_specs=(SAME, SPLIT))(
+        np.float32(3.0), np.arange(2, dtype=np.float32)
+    )
+    assert (count, *quotients) == (4.0, 0.0, 0.25)
+
+
 # --- what is refused ---
 
 X = np.ones((8, 4), np.float32)
