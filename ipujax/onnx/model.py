@@ -159,7 +159,12 @@ def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:
     weights = {name: x for name, x in floating.items() if name in graph.initializers or x.size > 1}
     # One with values that 32 bits do not hold is a constant: a sentinel can saturate.
     params = {name: x for name, x in weights.items() if sides_of(x) is None}
-    return {name: jnp.asarray(x) for name, x in params.items() if name not in sources}
+    exponents = {node.inputs[1] for node in graph.all_nodes() if node.op_type == "Pow"}
+    # A power of a negative number has no derivative by its exponent, which is whole: that of a square stays 2.
+    constants = {
+        name for name, x in params.items() if name in exponents and x.size == 1 and float(x.item()).is_integer()
+    }
+    return {name: jnp.asarray(x) for name, x in params.items() if name not in sources | constants}
 
 
 def _say_narrowed(graph: Graph) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import optax
 import pytest
 
@@ -57,3 +58,18 @@ def test_losses_are_those_of_plain_jax(jit):
     expected = losses(plain, model.params, jax.jit)
     np.testing.assert_allclose(losses(model, model.params, jit), expected, rtol=1e-6)
     assert expected[-1] < 0.8 * expected[0]
+
+
+def test_a_whole_exponent_is_a_constant_as_powers_of_negative_numbers_have_no_derivative_by_it():
+    """Variances of layer normalisation are squares, whose exponent may be an initialiser; learnt ones are fractions."""
+    graph = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        powers (float[3] x) => (float[3] y) <float w = {0.5}, float two = {2}, float p = {3.1}> {
+            scaled = Mul (x, w)
+            square = Pow (scaled, two)
+            y = Pow (square, p)
+        }""")
+    model = ipujax.onnx.load(graph)
+    assert set(model.params) == {"w", "p"}
+    gradients = jax.grad(lambda params: model(params, jnp.array([-1.0, 2.0, -3.0])).sum())(model.params)
+    assert all(jnp.isfinite(x) for x in gradients.values())
