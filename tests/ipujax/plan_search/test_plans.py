@@ -87,40 +87,6 @@ def test_dropout_masks_belong_to_their_rows(plan: ipu.Plan) -> None:
     np.testing.assert_allclose(got, step(*arguments), atol=1e-5)
 
 
-def _two_products_step(layers: Any, x: Any) -> Any:
-    """Checkpointed layers of two products each, by gradient descent."""
-
-    def loss(layers: Any) -> Any:
-        layer = jax.checkpoint(lambda x, w: (x + jnp.tanh(x @ w["up"]) @ w["down"], None))
-        return jnp.mean(jax.lax.scan(layer, x, layers)[0] ** 2)
-
-    value, grads = jax.value_and_grad(loss)(layers)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, layers, grads), value
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_what_loops_store_is_split_over_shards(stages: int) -> None:
-    keys = jax.random.split(jax.random.key(4), 3)
-    layers = {
-        name: jax.random.normal(key, (4, WIDTH, WIDTH)) / 4 for name, key in zip(("up", "down"), keys, strict=False)
-    }
-    x = jax.random.normal(keys[2], (ROWS, 4, WIDTH))
-    # The split of Megatron-LM: between layers all shards have all of x.
-    specs = {"[0]['up']": P(None, None, "model"), "[0]['down']": P(None, "model")}
-    stored_bytes = []
-    for shard_stored in (False, True):
-        plan = ipu.Plan(shards=2, stages=stages, micro_batches=4, shard_stored=shard_stored, specs=specs)
-        device = ipu.IPUModel(plan.num_ipus, tiles_per_ipu=TILES)
-        step = plan.jit(_two_products_step, batch_argnums=1, device=device)
-        for got, want in zip(
-            jax.tree.leaves(step(layers, x)), jax.tree.leaves(_two_products_step(layers, x)), strict=True
-        ):
-            np.testing.assert_allclose(got, want, atol=1e-5)
-        rows = step.profile(layers, x).memory.breakdown.by("name", "role")
-        stored_bytes.append(sum(row.mean_bytes for row in rows if "scan/stack" in row.name and "kept" in row.role))
-    assert stored_bytes[1] * 2 == stored_bytes[0] > 0
-
-
 def test_plan_is_code() -> None:
     plan = ipu.Plan(data=2, shards=2, schedule="1f1b", offload=(1,), specs=_LAYERS)
     specs = "{\"[0]['layers']\": P(None, None, 'model')}"

@@ -27,7 +27,6 @@ from ipujax.studies.point_costs import PointCost
 from tests.ipujax.plan_search.steps import (
     ROWS,
     TILES,
-    WIDTH,
     dense_arguments,
     dense_step,
     half_step,
@@ -404,39 +403,6 @@ def test_batches_of_few_divisors_have_estimates(rows: int, axes: Any) -> None:
     axes = {**axes, "data": (1,), "shards": (1,), "stages": (1,)}
     search = ipu.search(dense_step, weights, batch, device=DEVICE, batch_argnums=1, axes=axes, compiled=1)
     assert {row.plan.micro_batches for row in search if row.cycles} == set(axes["micro_batches"])
-
-
-def _stored_plans() -> tuple[StepCosts, Candidates, ipu.Plan]:
-    traced = traced_step(scanned_step, _shapes(scanned_arguments()))
-    is_batch = traced.is_of((2,))
-    space = candidates(traced, is_batch, DEVICE.target, {}, (0, 1))
-    costs = StepCosts(traced, is_batch, DEVICE.target, stored_row_bytes=space.stored_row_bytes)
-    plan = next(each for each in space.plans if (each.shards, each.micro_batches) == (2, 4))
-    return costs, space, plan
-
-
-def test_plans_of_less_memory_store_in_parts_what_loops_store_alone() -> None:
-    _, space, plan = _stored_plans()
-    assert space.stored_row_bytes == 4 * 4 * WIDTH * 4  # layers, tokens, width, bytes of a number
-    smaller = list(space.smaller_plans(plan))
-    recomputed = [each for each in smaller if each.recompute != "none"]
-    assert {each.shard_stored for each in recomputed} == {False, True}
-    assert space.smallest(plan).shard_stored
-    assert {each.serial for each in smaller} == {4}  # of plans with one part, too
-    assert not any(each.shard_stored for each in smaller if each not in recomputed)
-    assert not any(each.shard_stored for each in space.smaller_plans(replace(plan, stages=2)))
-    assert not any(each.shard_stored for each in replace(space, stored_row_bytes=0.0).smaller_plans(plan))
-    assert not any(each.shard_stored for each in space.smaller_plans(ipu.Plan(micro_batches=4)))
-
-
-def test_estimates_know_what_loops_store() -> None:
-    costs, space, plan = _stored_plans()
-    whole, parts = (
-        costs.estimate(replace(plan, recompute="auto", shard_stored=shard_stored)) for shard_stored in (False, True)
-    )
-    stored_bytes = space.stored_row_bytes * ROWS / plan.micro_batches
-    assert whole.tile_bytes - parts.tile_bytes == pytest.approx(stored_bytes / 2 / TILES)
-    assert parts.cycles > whole.cycles
 
 
 @pytest.mark.parametrize("step", [dense_step, scanned_step], ids=lambda step: step.__name__)
