@@ -238,7 +238,7 @@ def test_compares_values_that_their_readers_got() -> None:
 
 
 def test_checks_floats_of_eight_bits_and_ragged_products() -> None:
-    def step(x: jax.Array, experts: jax.Array, sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(x: Any, experts: Any, sizes: Any) -> tuple[jax.Array, jax.Array]:
         y = lax.ragged_dot(x, experts, sizes)
         return y, lax.scan(lambda s, row: (s + row, s.astype(jnp.float8_e4m3fn)), y[0], y)[1]
 
