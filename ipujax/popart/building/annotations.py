@@ -429,7 +429,7 @@ class NodeAnnotations(NodeAttributes):
         return f"{path}/{name}" if path else name
 
     def _place(self, attribute: str, target: Any, value: Any, default: int) -> Any:
-        """Annotate nodes, named by `target`, with a number; without names return a scope, whose number comes first."""
+        """Annotate nodes, named by `target`, with a number; without names return a scope of it, `target` or `value`."""
         is_scope = target is None or isinstance(target, Real)
         number = value if target is None or not is_scope else target
         whole = whole_number(_SCOPES[attribute].lower(), default if number is None else number)

@@ -119,7 +119,7 @@ class Session(NotCopied, Reports):
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 
     def _read(self, shapes: InputShapeInfo, loss: str, grouped: Grouped) -> tuple[AnnotatedGraph, Placement]:
-        """Reads stages on IPUs; its outputs, anchors and loss are computed."""
+        """Read the model and place its nodes on IPUs; they compute its outputs, the anchors and the loss."""
         # Reading consumes its model, and `modelToHost` writes the original one with new weights.
         copied = onnx.ModelProto()
         copied.CopyFrom(self._model)
