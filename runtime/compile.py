@@ -270,7 +270,7 @@ def compile(
 def _compile_checked(
     graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]
 ) -> Executable:
-    """Verify and cost a program, pack its memory and advance its clocks, each step timed and logged; see `compile`."""
+    """Verify and cost a program, pack its memory and list its clock steps, all timed and logged; see `compile`."""
     timings = dict[str, float]()
     graph = graph_on(graph, graph.target)
     effects = EffectsOf(graph)

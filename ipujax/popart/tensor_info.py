@@ -48,10 +48,10 @@ class TensorInfo:
         dtype, shape = _dtype_and_shape(args)
         self._name = type_name(dtype)
         try:
-            self._dims = tuple(index(n) for n in shape)
-        except TypeError:
+            self._dims = tuple(map(as_index, shape))
+        except (TypeError, ValueError):
             message = "a dimension of a TensorInfo is no whole number"
-            raise popart_type_error(message, expected="whole numbers", got=shape) from None
+            raise popart_type_error(message, expected="a list of whole numbers", got=shape) from None
         if any(n < 0 for n in self._dims):
             raise popart_exception("a dimension of a TensorInfo is negative", got=list(self._dims))
 
@@ -105,6 +105,25 @@ def _dtype_and_shape(args: tuple[Any, ...]) -> tuple[Any, Sequence[int]]:
     if len(args) == 1 and hasattr(args[0], "dtype") and hasattr(args[0], "shape"):
         return args[0].dtype, args[0].shape
     raise popart_type_error("TensorInfo needs an element type and a shape, or an array", got=args)
+
+
+def as_index(number: Any) -> int:
+    """Return a whole number; True is 1, and an array of one element is its number, as for PopART's bindings.
+
+    Raises:
+        TypeError: a fraction, or no number. `int` would cut fractions off.
+        ValueError: an array of several elements.
+    """
+    return index(number.item() if isinstance(number, np.generic | np.ndarray) else number)
+
+
+def whole_number(setting: str, number: Any) -> int:
+    """Return a whole number as `as_index`; the error of another one names the setting."""
+    try:
+        return as_index(number)
+    except (TypeError, ValueError):
+        message = f"the {setting} is no whole number"
+        raise popart_exception(message, expected="a whole number", got=number) from None
 
 
 def getTensorInfo(array: np.ndarray[Any, Any]) -> TensorInfo:

@@ -90,7 +90,7 @@ def _add_scaled(
     prog: Program,
     name: str,
 ) -> None:
-    """Add the update `a = scale_a · a ± scale · b` to a program, after checks of its operands."""
+    """Add the update `a = scale_a · a ± scale · b`, or as `speciality` says, to a program; refuse other operands."""
     # Scales that are numbers are constants of the vertices, not operands.
     scales = [s for s in (scale, scale_a) if isinstance(s, Tensor)]
     if a.shape != b.shape:

@@ -66,7 +66,7 @@ def tree_data(who: str, place: str, tree: Any) -> Any:
 
 
 def _data(node: Any) -> Any:
-    """Return a pytree as JSON, by the kinds of its nodes; raise TypeError for a node of a class of the user's."""
+    """Return a pytree as JSON, by the kinds of its nodes; raise TypeError for a node of any other class."""
     kind = type(node)
     if node is None or kind is int:
         return node

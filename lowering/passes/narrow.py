@@ -9,6 +9,7 @@ their maximum, which may be rounded otherwise the second time. Limits: those of 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
@@ -102,8 +103,8 @@ class _Recomputation:
         self._rewritten: list[JaxprEqn] = []
         self._copies: dict[tuple[Var, int | None], Var] = {}  # (value, stage of its readers) → its copy
         self._starts: dict[_Part, int] = {}  # where the gradient of each part starts among the rewritten equations
-        self._constants: dict[_Part, list[JaxprEqn]] = {}  # equations that come at these starts
-        self._variables_of_constants: set[Var] = set()
+        # Equations that come at these starts, by their result.
+        self._constants: defaultdict[_Part, dict[Var, JaxprEqn]] = defaultdict(dict)
 
     def run(self) -> list[JaxprEqn]:
         """Returns the equations, with gradients that read recomputed copies."""
@@ -118,7 +119,7 @@ class _Recomputation:
                 eqn = eqn.replace(invars=invars)
             self._rewritten.append(eqn)
         for part, start in sorted(self._starts.items(), key=lambda item: item[1], reverse=True):
-            self._rewritten[start:start] = self._constants.get(part, [])
+            self._rewritten[start:start] = self._constants[part].values()
         return self._rewritten
 
     def _value_for(self, reader: JaxprEqn, atom: Atom) -> Atom:
@@ -141,17 +142,12 @@ class _Recomputation:
             copy = self._copies[key] = Var(atom.aval)
             # Views and elementwise equations have one result, which is `atom`.
             repeated = eqn.replace(invars=invars, outvars=[copy], source_info=reader.source_info)
-            if self._is_small_constant(repeated):
-                self._constants.setdefault(_part_of(reader), []).append(repeated)
-                self._variables_of_constants.add(copy)
+            constants = self._constants[_part_of(reader)]
+            if _is_small_constant(repeated, constants):
+                constants[copy] = repeated
             else:
                 self._rewritten.append(repeated)
         return self._copies[key]
-
-    def _is_small_constant(self, eqn: JaxprEqn) -> bool:
-        """True if the result of an equation depends on literals alone, and takes few bytes wherever it is computed."""
-        takes_few_bytes = record_of(eqn).is_in_order or value_bytes(eqn.outvars[0].aval) <= MIN_BYTES_PER_TILE
-        return takes_few_bytes and self._variables_of_constants.issuperset(variables_read(eqn))
 
 
 _Part = tuple[int | None, Hashable]  # stage of a pipeline, phase of execution
@@ -160,6 +156,15 @@ _Part = tuple[int | None, Hashable]  # stage of a pipeline, phase of execution
 def _part_of(eqn: JaxprEqn) -> _Part:
     """Part of a program in which an equation must stay."""
     return stage_name(eqn).stage, phase_of(eqn)
+
+
+def _is_small_constant(eqn: JaxprEqn, constants: Mapping[Var, JaxprEqn]) -> bool:
+    """True if a result depends on literals and constants of its part alone, and takes few bytes wherever it is computed.
+
+    A constant of another part may come later than the start of this one.
+    """
+    takes_few_bytes = record_of(eqn).is_in_order or value_bytes(eqn.outvars[0].aval) <= MIN_BYTES_PER_TILE
+    return takes_few_bytes and constants.keys() >= set(variables_read(eqn))
 
 
 def _is_backward(eqn: JaxprEqn) -> bool:

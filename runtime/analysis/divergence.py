@@ -74,7 +74,7 @@ def _remote_memory(program: Program, *kinds: type[RemoteIn | RemoteOut]) -> froz
 
 
 def _parts_of(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Cut a copy where either side is a concatenation: its parts move values on which different replicas agree."""
+    """Cut a copy at the parts of a concatenation of rows: each moves values on which other replicas may agree."""
     bounds = {0}
     for tensor in (source, destination):
         if isinstance(tensor.node, Concat) and tensor.node.axis == 0:
@@ -175,7 +175,7 @@ class Divergence:
             self.visit(child, differing)
 
     def loop(self, body: Program, differing: Differing) -> None:
-        """Walk a body until its values agree as before it: in all iterations of a loop. Changes `differing`."""
+        """Walk a body until nothing new differs after it: `differing`, which changes, then holds in all iterations."""
         before: Differing | None = None
         while before != differing:  # a fixed point is reached, as classes of replicas only split
             before = dict(differing)

@@ -134,7 +134,7 @@ class _Scan:
         self.number = number
         self.steps: list[Step] = []  # the last one first
         self.intervals: list[tuple[Variable, int, int]] = []  # variable, first and last step
-        self.live: dict[Variable, int] = {}  # at the current position, by the position of the last read
+        self.live: dict[Variable, int] = {}  # at the current position: variable → position of its last read
         self.loops: list[tuple[int, int]] = []  # positions of the last and the first step of each outermost loop
         self.depth = 0  # loops around the current position
 

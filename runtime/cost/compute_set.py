@@ -322,7 +322,7 @@ class _VertexCosts(NamedTuple):
 
     Args:
         cycles: of each tile, int64[tiles].
-        active: cycles in which workers issue instructions, int64[tiles].
+        active: cycles whose issue slot is of a worker with a vertex to run, int64[tiles].
         by_group: cycles of each group on the slowest tiles.
         by_codelet: active cycles on all tiles, by the name of the codelet.
         vertices: number on each tile, int64[tiles].

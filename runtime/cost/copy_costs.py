@@ -247,7 +247,7 @@ class CopyCosts:
         return self._ipus[key]
 
     def _payload_of(self, copy: Copy) -> _Payload:
-        """Return what a copy moves, as the sum of its independent parts, of which equal ones are counted once."""
+        """Return what a copy moves, as the sum of its independent parts; what equal parts move is computed once."""
         graph = self._graph
         tensors = (copy.source, copy.destination)
         ranges = [mapping_range(graph.mappings[variable]) for tensor in tensors for variable in tensor.variables()]

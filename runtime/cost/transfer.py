@@ -143,8 +143,8 @@ class _MappedBytes(NamedTuple):
     """Bytes of a tensor on tiles.
 
     Args:
-        first_ipu: first IPU with any.
-        of_tiles: of each tile from the first of that IPU on, to the last IPU with any.
+        first_ipu: first IPU to which a variable of the tensor is mapped.
+        of_tiles: of each tile from the first of that IPU on, to the last IPU with such a variable.
         of_ipus: of each IPU, int64[num_ipus].
     """
 

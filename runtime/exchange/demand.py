@@ -120,7 +120,7 @@ class _ViewBlocks(NamedTuple):
     """The mapping of a view as a grid of blocks.
 
     Args:
-        shape: that the view has for this.
+        shape: of the view, or of the flat view.
         cuts: boundaries of the blocks along each dimension.
         tile: of each block.
     """

@@ -125,7 +125,7 @@ class Runs(Kind):
     length: str
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        """Refuse another text, too many numbers, and numbers that are not of their kind; none of them is listed."""
+        """Refuse another text, too many numbers, and numbers that are not of their kind; runs are not expanded."""
         check_type(value, str, "runs of numbers", path)
         try:
             numbers, counts = values_and_counts(value)

@@ -137,7 +137,7 @@ def _children(node: LayerNode) -> list[LayerNode]:
 
 
 def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
-    """Return the HTML id of each listed line with costs, by number of the line and path, or name, of its file."""
+    """Return the HTML id of each listed line with costs, by path of its file, or name, and number of the line."""
     used_ids: set[str] = set()
     ids: dict[tuple[str, int], str] = {}
     for file in listed_files(files):

@@ -99,7 +99,7 @@ def _icicle(root: LayerNode, anchors: Anchors, figure: str, unit: str) -> Markup
 
 
 def _rectangle(node: LayerNode, parent: int, total: int, level: int, anchors: Anchors, figure: str) -> Markup:
-    """Draw a layer with the layers inside it below; `parent` and `total` are the figure around it and of all layers."""
+    """Draw a layer, and below it those inside; `parent` is the figure of the layer around it, `total` of all layers."""
     amount = getattr(node, figure)
     share = amount / total
     if share < _MIN_SHARE:

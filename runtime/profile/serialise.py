@@ -138,5 +138,5 @@ def _write(content: str | bytes, where: Where) -> None:
 
 
 def _is_open_for_text(where: Any) -> bool:
-    """Return whether a file takes text: those of `io` and the wrappers of `tempfile` and `codecs` have an encoding."""
-    return hasattr(where, "encoding")
+    """Return whether a file takes text: it is of `io`, or a wrapper of `tempfile` or `codecs`, with an encoding."""
+    return isinstance(where, io.TextIOBase) or getattr(where, "encoding", None) is not None

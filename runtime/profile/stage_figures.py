@@ -56,7 +56,7 @@ class _Awaited(NamedTuple):
 
 
 class _SlowMicroBatch(NamedTuple):
-    """Micro-batch and kind of a stage's slowest task, and its cycles: over the median of the others, and beyond it."""
+    """Slowest task of a stage: ratio of its cycles to the median of other micro-batches, and cycles beyond that."""
 
     micro_batch: int = -1
     kind: str = ""

@@ -85,7 +85,7 @@ class _Walk:
         return self.ids.programs_of(node)
 
     def control(self, node: Program) -> list[int]:
-        """Add a node of control flow with the programs inside of it; return its number, behind that of its sync."""
+        """Add a node of control flow and the programs inside; return its number, behind those of its consensus."""
         before = []
         if isinstance(node, If):
             sync = {"type": "Sync", "syncType": decision_sync(self.target)}

@@ -30,7 +30,7 @@ def cross_ipu(inventory: Inventory) -> Iterator[VerifyError]:
 
 
 class ForeignElements(NamedTuple):
-    """Runs of memory on other IPUs than that of their vertex, by run.
+    """Runs of memory that a vertex touches and that are not, or not all, on its IPU; a row each.
 
     Args:
         vertex: number of the vertex, as `vertex_blocks` lists them.

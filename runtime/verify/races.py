@@ -34,7 +34,7 @@ def write_race(inventory: Inventory) -> Iterator[VerifyError]:
 
 
 def _within_group(connection: Connection) -> Iterator[VerifyError]:
-    """Yield an error if two vertices of a group write one element through a field, by the form of its indices alone."""
+    """Yield an error unless the form of a field's indices shows that no two vertices of its group write one element."""
     group = connection.group
     where = connection.origin
     indexed_axes: set[int] = set()

@@ -12,10 +12,9 @@ Source: `willow/include/popart/names.hpp` of github:graphcore/popart.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
-from operator import index
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +25,7 @@ from ipujax.popart.building.operation_calls import AttributeType, attribute_prot
 from ipujax.popart.enumerations import CommGroupType, RecomputeType, ReplicatedTensorSharding
 from ipujax.popart.exceptions import popart_exception, popart_type_error
 from ipujax.popart.options import TensorLocation
+from ipujax.popart.tensor_info import whole_number
 
 VIRTUAL_GRAPH = "__ipu_number"
 PIPELINE_STAGE = "__pipeline_stage"
@@ -277,14 +277,6 @@ _SCOPES = {
 }
 
 
-def _whole_number(setting: str, number: Any) -> int:
-    try:
-        return index(number)
-    except TypeError:
-        message = f"the {setting.lower()} is no whole number"
-        raise popart_exception(message, expected="a whole number", got=number) from None
-
-
 class NodeAnnotations(NodeAttributes):
     """Annotations of nodes.
 
@@ -330,7 +322,7 @@ class NodeAnnotations(NodeAttributes):
         self, nodeOutputName: Names, value: RecomputeType = RecomputeType.Recompute
     ) -> None:
         """Have results computed again in the backward part."""
-        self._set(RECOMPUTE, int(value), nodeOutputName, AttributeType.INT)
+        self._set(RECOMPUTE, whole_number("recomputation", value), nodeOutputName, AttributeType.INT)
 
     def getRecomputeOutputInBackwardPass(self, nodeOutputName: Names) -> bool:
         """Return whether results are computed again in the backward part."""
@@ -368,8 +360,8 @@ class NodeAnnotations(NodeAttributes):
             popart_exception: results that replicas divide.
             popart_type_error: another value than a `TensorLocation`.
         """
-        is_context = value is None and not isinstance(nodeOutputNames, str | list | set | tuple)
-        location = nodeOutputNames if is_context else value
+        is_context = nodeOutputNames is None or (value is None and not isinstance(nodeOutputNames, Collection))
+        location = nodeOutputNames if value is None else value
         if not isinstance(location, TensorLocation):
             raise popart_type_error("outputTensorLocation needs a TensorLocation", got=location)
         if location.replicatedTensorSharding != ReplicatedTensorSharding.Off:
@@ -415,7 +407,7 @@ class NodeAnnotations(NodeAttributes):
             return
         self._check_type(nodeOutputName, "serialisation", ("MatMul",))
         self._set(SERIALIZE_MODE, mode, nodeOutputName, AttributeType.STRING)
-        self._set(SERIALIZE_FACTOR, _whole_number("factor", factor), nodeOutputName, AttributeType.INT)
+        self._set(SERIALIZE_FACTOR, whole_number("factor", factor), nodeOutputName, AttributeType.INT)
         self._set(SERIALIZE_PRECISION, int(keep_precision), nodeOutputName, AttributeType.INT)
 
     def excludePatterns(self, nodeOutputName: Names, patternNames: Sequence[str]) -> None:
@@ -437,10 +429,10 @@ class NodeAnnotations(NodeAttributes):
         return f"{path}/{name}" if path else name
 
     def _place(self, attribute: str, target: Any, value: Any, default: int) -> Any:
-        """Annotate nodes, named by `target`, with a number; without names return a scope, whose number comes first."""
+        """Annotate nodes, named by `target`, with a number; without names return a scope of it, `target` or `value`."""
         is_scope = target is None or isinstance(target, Real)
         number = value if target is None or not is_scope else target
-        whole = _whole_number(_SCOPES[attribute], default if number is None else number)
+        whole = whole_number(_SCOPES[attribute].lower(), default if number is None else number)
         if is_scope:
             return self._annotations.annotating(attribute, whole)
         self._set(attribute, whole, target, AttributeType.INT)

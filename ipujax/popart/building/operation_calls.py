@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import onnx
 
 from ipujax.front_end import nearest
 from ipujax.popart.exceptions import popart_exception, popart_type_error
-from ipujax.popart.tensor_info import DTYPES, onnx_number, type_name
+from ipujax.popart.tensor_info import DTYPES, as_index, onnx_number, type_name, whole_number
 
 AttributeType = onnx.AttributeProto.AttributeType
 NOT_GIVEN = inspect.Parameter.empty
@@ -143,7 +142,9 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
     attributes = {p.attribute or p.name: values[p.name] for p in operation.parameters if p.is_written}
     kinds = {p.attribute or p.name: p.kind for p in operation.parameters if p.kind is not None}
     # Optional results are there if a call counts them; ONNX has no other way to ask.
-    count = int(values["num_outputs"]) if operation.outputs is None else operation.outputs
+    count = operation.outputs
+    if count is None:
+        count = whole_number("number of outputs", values["num_outputs"])
     if operation.most_outputs is not None and count > operation.most_outputs:
         message = f"{operation.op_type} has an invalid number of outputs"
         raise popart_exception(message, expected=f"at most {operation.most_outputs}", got=count)
@@ -192,7 +193,7 @@ def _expects_no_text(operation: Operation, places: Sequence[str], text: str) -> 
 _CONVERSIONS: dict[int, Callable[[Any], Any]] = {
     AttributeType.FLOAT: float,
     AttributeType.FLOATS: lambda values: [float(x) for x in values],
-    AttributeType.INTS: lambda values: [index(x) for x in np.atleast_1d(values)],  # `int` cuts fractions off
+    AttributeType.INTS: lambda values: [as_index(x) for x in np.atleast_1d(values)],
     AttributeType.STRING: str,
     AttributeType.STRINGS: lambda values: [str(x) for x in values],
 }
@@ -211,7 +212,7 @@ def attribute_proto(name: str, value: Any, kind: int | None) -> onnx.AttributePr
     """
     try:
         if kind == AttributeType.INT:
-            number = onnx_number(type_name(value)) if isinstance(value, str) else index(value)
+            number = onnx_number(type_name(value)) if isinstance(value, str) else as_index(value)
             return onnx.helper.make_attribute(name, number)
         if kind == AttributeType.TENSOR and isinstance(value, np.ndarray):
             return onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value))

@@ -39,7 +39,7 @@ from ipujax.popart.session.weight_store import WeightStore, changed_model, save_
 from ipujax.popart.steps.grouped_weights import Grouped, grouped_weights, keep_one_group
 from ipujax.popart.steps.runner import Runner, compiler_options
 from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of
-from ipujax.popart.tensor_info import TensorInfo
+from ipujax.popart.tensor_info import TensorInfo, whole_number
 
 _LOG = logger("session")
 
@@ -119,7 +119,7 @@ class Session(NotCopied, Reports):
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 
     def _read(self, shapes: InputShapeInfo, loss: str, grouped: Grouped) -> tuple[AnnotatedGraph, Placement]:
-        """Reads stages on IPUs; its outputs, anchors and loss are computed."""
+        """Read the model and place its nodes on IPUs; they compute its outputs, the anchors and the loss."""
         # Reading consumes its model, and `modelToHost` writes the original one with new weights.
         copied = onnx.ModelProto()
         copied.CopyFrom(self._model)
@@ -472,7 +472,7 @@ class Session(NotCopied, Reports):
             # The sentence is PopART's: programs compare it.
             sentence = "Devicex::prepare() must be called before Devicex::setRandomSeedFromHost(uint64_t) is called."
             raise popart_runtime_error(sentence, hint="session.prepareDevice() first")
-        self._random = RandomState(int(seedValue) & (_LOW << 32 | _LOW))
+        self._random = RandomState(whole_number("seed", seedValue) & (_LOW << 32 | _LOW))
 
     def getRandomSeed(self) -> int:
         """Return the seed."""
@@ -488,7 +488,7 @@ class Session(NotCopied, Reports):
             raise popart_exception(
                 "the state of random numbers must be two numbers", expected="two numbers", got=list(rngValue)
             )
-        self._random = RandomState(*(int(n) for n in rngValue))
+        self._random = RandomState(*(whole_number("state of random numbers", n) for n in rngValue))
 
 
 def _as_file(path: str) -> str:

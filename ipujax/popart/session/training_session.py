@@ -264,7 +264,7 @@ class TrainingSession(Session):
         return trained, self._store.states, buffers, frozen, self._device_values
 
     def _offloaded(self) -> tuple[int, ...]:
-        """Return the positions of offloaded arguments: weights, optimiser state; by the largest weight, as one each."""
+        """Return the offloaded arguments, 0 for weights, 1 for the optimiser's state: whole, by the largest weight."""
         options = self._options
         sizes = [x.size for x in self._store.host.values()]
         largest = max(sizes, default=0)

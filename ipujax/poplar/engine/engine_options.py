@@ -46,7 +46,7 @@ def print_summary(profile: Profile, stream: TextIO | None, options: Mapping[str,
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the switches of a profile summary; refuse unknown ones and other values than text of a flag."""
+    """Return the switches of a profile summary; refuse unknown ones, and values other than true and false."""
     for name, value in options.items():
         if name not in _OPTIONS:
             expected = f"one of {', '.join(_OPTIONS)}"

@@ -226,7 +226,6 @@ class VertexStore:
 
     def _sort_by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
         """Return the vertices that can be one group: of one codelet and IPU, with connections of equal shapes."""
-        # By codelet, shapes of connections, and IPU.
         vertices_by_shape: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
         # Once a class, not once a vertex: a graph may have 100,000 of them.
         connected = {cls: _connected_numbers(cls) for cls in {self.codelets[v] for v in vertices}}
@@ -266,7 +265,6 @@ class VertexStore:
         ]
         # One axis for each size of a block dimension: dimensions of equal size share it, and none is cut.
         extents = sorted({n for _, _, tensors in fields for n in tensors[0].shape})
-        # Each vertex is a block of one along "vertex".
         axes = [Axis("vertex", even_cuts(len(vertices), len(vertices)))]
         axes += [Axis(f"n{n}", even_cuts(n, 1)) for n in extents]
         accesses = []

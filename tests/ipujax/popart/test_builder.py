@@ -193,10 +193,29 @@ def test_refuses_fractions_for_whole_numbers() -> None:
         ("pipeline stage", lambda: builder.pipelineStage(0.5)),
         ("factor", lambda: builder.setSerializeMatMul({builder.aiOnnx.matmul([x, w])}, "output_channels", 2.5)),
         ("dimension", lambda: popart.TensorInfo("FLOAT", [2.5])),
+        ("number of outputs", lambda: builder.aiOnnx.split([x], 2.5)),
+        ("recomputation", lambda: builder.recomputeOutputInBackwardPass(builder.aiOnnx.relu([x]), 0.5)),
     )
     for match, call in calls:
         with pytest.raises(popart.popart_exception, match=match):
             call()
+
+
+def test_attributes_take_truth_values_and_numbers_of_numpy() -> None:
+    # As the bindings of PopART do: True is 1, alone and in a list.
+    builder, x, _ = small()
+    y = builder.aiOnnx.reducesum([x], axes=[False, True], keepdims=np.True_)
+    assert builder.getInt64VectorNodeAttribute("axes", {y}) == [0, 1]
+    assert builder.getInt64NodeAttribute("keepdims", {y}) == 1
+    z = builder.aiOnnx.softmax([x], axis=np.array([1]))
+    assert builder.getInt64NodeAttribute("axis", {z}) == 1
+
+
+def test_a_scope_of_an_output_location_by_keyword() -> None:
+    builder, x, _ = small()
+    with builder.outputTensorLocation(value=popart.TensorLocation(popart.TensorStorage.OffChip)):
+        y = builder.aiOnnx.relu([x])
+    assert builder.nodeHasAttribute("__output_tensor_location", {y})
 
 
 def test_scopes_take_whole_numbers_of_numpy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 
 from ipujax import popart
 from ipujax.popart.session.session import RandomState
@@ -35,6 +36,10 @@ def test_random_numbers_follow_the_seed() -> None:
     session.run(popart.PyStepIO({}, repeated))
     np.testing.assert_array_equal(first[dropped], repeated[dropped])
     assert session.getRNGState() == state
+    with pytest.raises(popart.popart_exception, match="the seed is no whole number"):
+        session.setRandomSeed(0.5)
+    with pytest.raises(popart.popart_exception, match="the state of random numbers is no whole number"):
+        session.setRNGState([5, 0.5])
 
 
 def test_random_numbers_of_inference_follow_the_seed_and_dropout_is_left_out() -> None:

@@ -93,6 +93,22 @@ def test_layers_share_constants_of_the_gradient() -> None:
     assert "gt" not in last and all(other == last for other in others)
 
 
+def test_constants_of_gradients_come_before_their_readers_in_other_phases() -> None:
+    """The gradient outside of the phase begins first, and reads a constant that the phase's gradient computes first."""
+
+    def loss(p: Any, x: Any) -> Any:
+        two = jax.lax.full(p.shape, 2.0, jnp.float32)
+        y = p * jnp.sin(two)
+        with ipu.phase(1):
+            y = y * jnp.cos(x.astype(jnp.float32) * two)
+        return (y**2).sum()
+
+    p, x = np.ones((4, 4), np.float32), np.arange(16, dtype=np.int8).reshape(4, 4)
+    jaxpr = narrow(inline(jax.make_jaxpr(jax.grad(loss))(p, x)))
+    (gradient,) = jaxpr_as_fun(jaxpr)(p, x)
+    np.testing.assert_allclose(gradient, jax.grad(loss)(p, x), rtol=1e-6)
+
+
 def test_does_not_recompute_across_phases() -> None:
     """A gradient reads a value that crosses phases, and does not repeat the sums of all earlier phases."""
 

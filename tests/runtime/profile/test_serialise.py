@@ -56,6 +56,21 @@ def test_json_in_a_temporary_file_of_text(tmp_path):
         assert json.load(text) == {"a": "ü"}
 
 
+def test_json_in_a_file_of_bytes_that_names_no_encoding():
+    # As pipes and sockets of some libraries, whose `encoding` is None where they take bytes.
+    class Pipe(io.RawIOBase):
+        encoding = None
+        content = b""
+
+        def write(self, data):
+            self.content += bytes(data)
+            return len(data)
+
+    pipe = Pipe()
+    write_json({"a": "ü"}, pipe)
+    assert json.loads(pipe.content) == {"a": "ü"}
+
+
 def test_cbor_by_path_and_by_file(profile, both, tmp_path):
     cbor2 = pytest.importorskip("cbor2")
     path = tmp_path / "profile.cbor"
