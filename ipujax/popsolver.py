@@ -36,6 +36,8 @@ from ipujax.runtime.errors import (
     shortened,
 )
 
+__all__ = ("MAX_VALUE", "InfeasibleModelError", "Model", "SearchLimitError", "Solution", "Variable")
+
 MAX_VALUE = (1 << 32) - 1  # of variables: Poplar's unsigned int
 
 
@@ -415,5 +417,4 @@ def _integer(value: Any, label: str) -> int:
     return int(value)
 
 
-__all__ = ["MAX_VALUE", "InfeasibleModelError", "Model", "SearchLimitError", "Solution", "Variable"]
 __dir__ = public_names(globals())
