@@ -11,7 +11,8 @@ import pytest
 
 import ipujax as ipu
 from ipujax import popsolver
-from ipujax.popsolver import MAX_VALUE, Domain, InfeasibleModelError, SearchLimitError, narrow_ordered
+from ipujax.popsolver import MAX_VALUE, InfeasibleModelError, SearchLimitError
+from ipujax.popsolver.solver import Domain, narrow_ordered
 
 
 def called(values: Sequence[int]) -> int | None:

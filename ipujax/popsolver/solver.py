@@ -1,20 +1,10 @@
-"""popsolver: a small solver of constraints over whole numbers, under Poplar's names in snake_case.
-
-    from ipujax import popsolver
-
-    m = popsolver.Model()
-    rows, columns = m.add_variable(1, 64, "rows"), m.add_variable(1, 64, "columns")
-    m.less_or_equal(m.product([rows, columns]), 64)
-    worst = m.product([m.ceildiv(m.add_constant(100), rows), m.ceildiv(m.add_constant(40), columns)])
-    m.minimise(worst)[rows]
+"""Models of constraints over whole numbers, solved by propagation of domains, branch and bound.
 
 Input: variables with intervals of whole numbers, constraints, objectives. Output: values of the variables that satisfy
-the constraints and minimise the objectives, by propagation of domains, branch and bound. A constraint leaves a bound to
-each of its variables, which the solver intersects with the variable's domain. A bound holds all values of solutions; of
-single values it holds exactly the solutions.
+the constraints and minimise the objectives. Limit: a number of evaluations of constraints in one search.
 
-Source: PopLibs, `popsolver/Model.hpp`. Limits: domains are intervals; a `call` narrows nothing until all its operands
-have values; a number of evaluations of constraints in one search.
+A constraint leaves a bound to each of its variables, which the solver intersects with the variable's domain. A bound
+holds all values of solutions; of single values it holds exactly the solutions.
 """
 
 from __future__ import annotations
@@ -27,7 +17,6 @@ from numbers import Integral
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from ipujax.public import public_names
 from ipujax.runtime.errors import (
     ArgumentOverflowError,
     ArgumentRuntimeError,
@@ -35,8 +24,6 @@ from ipujax.runtime.errors import (
     ArgumentValueError,
     shortened,
 )
-
-__all__ = ("MAX_VALUE", "InfeasibleModelError", "Model", "SearchLimitError", "Solution", "Variable")
 
 MAX_VALUE = (1 << 32) - 1  # of variables: Poplar's unsigned int
 
@@ -415,6 +402,3 @@ def _integer(value: Any, label: str) -> int:
     if not 0 <= int(value) <= MAX_VALUE:
         raise ArgumentOverflowError(label, expected=f"0 … {MAX_VALUE}", got=value)
     return int(value)
-
-
-__dir__ = public_names(globals())
