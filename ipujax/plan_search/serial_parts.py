@@ -33,7 +33,8 @@ from ipujax.plan_search.accumulation import SplitStep, along, split_along
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.target import Target
 
-_LEAST_SHARE = 1 / 4  # of the largest value's bytes, that a value has which is worth a loop
+# Of the bytes of the largest value that has a region, which may be the gradient of a table: worth a loop, assumed.
+_LEAST_SHARE = 1 / 4
 _PARTS_IN_MEMORY = 16  # of a large value, as its readers have several of its size; of an IPU's memory, assumed
 
 
@@ -248,15 +249,20 @@ def _varying(body: Jaxpr, varies: Sequence[bool]) -> set[Var]:
 
 
 def _regions(body: Jaxpr, varying: set[Var]) -> Iterator[Region]:
-    """Yield the regions of the largest values that vary, each value in one of them at most."""
+    """Yield the regions of the largest values that vary, each value in one of them at most.
+
+    Values that loops make or read, as the gradients of a stack of layers, have no region, whatever their size.
+    """
     values = sorted((v for eqn in body.eqns for v in eqn.outvars if v in varying), key=lambda v: -value_bytes(v.aval))
     searched_values: set[Var] = set()
+    largest_bytes = 0
     for value in values:
-        if value in searched_values or value_bytes(value.aval) < _LEAST_SHARE * value_bytes(values[0].aval):
+        if value in searched_values or value_bytes(value.aval) < _LEAST_SHARE * largest_bytes:
             continue
         space = _index_space(body, value)
         searched_values |= space
         if (region := _around(body, value, space)) is not None:
+            largest_bytes = max(largest_bytes, region.num_bytes)
             yield region
 
 

@@ -106,6 +106,23 @@ def test_large_value_is_that_of_the_logits() -> None:
     assert large.parts(1, 1, preset("mk2")) == 1
 
 
+def test_gradients_of_stacked_layers_may_be_larger() -> None:
+    """They are results of a loop, which no part of the rows makes smaller."""
+
+    def step(layers: Any, table: Any, x: Any, labels: Any) -> Any:
+        def loss(layers: Any, table: Any) -> Any:
+            hidden, _ = jax.lax.scan(lambda h, layer: (jnp.tanh(h @ layer), None), x, layers)
+            return head(table, hidden, labels)[0]
+
+        return jax.grad(loss, (0, 1))(layers, table)
+
+    layers = jax.device_put(RNG.normal(size=(60, 16, 16)).astype(np.float32) / 4)
+    operands = layers, TABLE, X[:1], LABELS[:1]
+    divided = in_parts(traced(step, *operands), (False, False, True, True), 4)
+    sizes = [v.aval.size for eqn in equations(divided.jaxpr) for v in eqn.outvars]
+    assert 8 * 96 not in sizes and 8 * 96 // 4 in sizes and layers.size in sizes
+
+
 def test_normalised_rows_are_refused() -> None:
     def step(x: Any) -> Any:
         return jax.nn.softmax(x @ TABLE.T, 0)
