@@ -33,8 +33,7 @@ from ipujax.plan_search.accumulation import SplitStep, along, split_along
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.target import Target
 
-# Of the bytes of the largest value that has a region, which may be the gradient of a table: worth a loop, assumed.
-_LEAST_SHARE = 1 / 4
+_LEAST_SHARE = 1 / 4  # of the bytes of the largest value that has a region, which are worth a loop; assumed
 _PARTS_IN_MEMORY = 16  # of a large value, as its readers have several of its size; of an IPU's memory, assumed
 
 
@@ -251,7 +250,8 @@ def _varying(body: Jaxpr, varies: Sequence[bool]) -> set[Var]:
 def _regions(body: Jaxpr, varying: set[Var]) -> Iterator[Region]:
     """Yield the regions of the largest values that vary, each value in one of them at most.
 
-    Values that loops make or read, as the gradients of a stack of layers, have no region, whatever their size.
+    Neither values that loops make or read, as the gradients of a stack of layers, nor values that are read outside of
+    their region, as the gradient of a table, have one, whatever their size: they are in memory as a whole.
     """
     values = sorted((v for eqn in body.eqns for v in eqn.outvars if v in varying), key=lambda v: -value_bytes(v.aval))
     searched_values: set[Var] = set()
@@ -261,8 +261,11 @@ def _regions(body: Jaxpr, varying: set[Var]) -> Iterator[Region]:
             continue
         space = _index_space(body, value)
         searched_values |= space
-        if (region := _around(body, value, space)) is not None:
-            largest_bytes = max(largest_bytes, region.num_bytes)
+        region = _around(body, value, space)
+        if region is None or not region.results:  # nothing reads what equations without results compute
+            continue
+        largest_bytes = max(largest_bytes, region.num_bytes)
+        if space.isdisjoint(region.results):
             yield region
 
 

@@ -111,7 +111,8 @@ def test_gradients_of_stacked_layers_may_be_larger() -> None:
 
     def step(layers: Any, table: Any, x: Any, labels: Any) -> Any:
         def loss(layers: Any, table: Any) -> Any:
-            hidden, _ = jax.lax.scan(lambda h, layer: (jnp.tanh(h @ layer), None), x, layers)
+            layer = jax.checkpoint(lambda hidden, weights: (jnp.tanh(hidden @ weights), None))
+            hidden, _ = jax.lax.scan(layer, x, layers)
             return head(table, hidden, labels)[0]
 
         return jax.grad(loss, (0, 1))(layers, table)
