@@ -363,7 +363,8 @@ class NodeAnnotations(NodeAttributes):
         is_context = nodeOutputNames is None or (value is None and not isinstance(nodeOutputNames, Collection))
         location = nodeOutputNames if value is None else value
         if not isinstance(location, TensorLocation):
-            raise popart_type_error("outputTensorLocation needs a TensorLocation", got=location)
+            expected = "a TensorLocation, such as TensorLocation(TensorStorage.OffChip)"
+            raise popart_type_error("outputTensorLocation needs a TensorLocation", expected=expected, got=repr(location))
         if location.replicatedTensorSharding != ReplicatedTensorSharding.Off:
             message = "outputTensorLocation: replicatedTensorSharding is not supported"
             raise popart_exception(message, expected="ReplicatedTensorSharding.Off", got=location)
@@ -431,6 +432,10 @@ class NodeAnnotations(NodeAttributes):
     def _place(self, attribute: str, target: Any, value: Any, default: int) -> Any:
         """Annotate nodes, named by `target`, with a number; without names return a scope of it, `target` or `value`."""
         is_scope = target is None or isinstance(target, Real)
+        if is_scope and target is not None and value is not None:
+            message = f"the {_SCOPES[attribute].lower()} of a scope is one number"
+            expected = "names of tensors and a number, or a number alone"
+            raise popart_type_error(message, expected=expected, got=f"{target}, {value}")
         number = value if target is None or not is_scope else target
         whole = whole_number(_SCOPES[attribute].lower(), default if number is None else number)
         if is_scope:

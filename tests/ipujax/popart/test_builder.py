@@ -216,6 +216,14 @@ def test_a_scope_of_an_output_location_by_keyword() -> None:
     with builder.outputTensorLocation(value=popart.TensorLocation(popart.TensorStorage.OffChip)):
         y = builder.aiOnnx.relu([x])
     assert builder.nodeHasAttribute("__output_tensor_location", {y})
+    with pytest.raises(popart.popart_exception, match=r"(?s)expected: a TensorLocation.*got: <TensorStorage.OffChip"):
+        builder.outputTensorLocation(y, popart.TensorStorage.OffChip)
+
+
+def test_a_scope_has_one_number() -> None:
+    builder, _, _ = small()
+    with pytest.raises(popart.popart_exception, match=r"(?s)virtual graph.*got: 0, 1"):
+        builder.virtualGraph(0, 1)
 
 
 def test_scopes_take_whole_numbers_of_numpy() -> None:
