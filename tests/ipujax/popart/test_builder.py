@@ -211,6 +211,17 @@ def test_attributes_take_truth_values_and_numbers_of_numpy() -> None:
     assert builder.getInt64NodeAttribute("axis", {z}) == 1
 
 
+def test_an_output_location_is_on_chip_by_default() -> None:
+    builder, x, _ = small()
+    y = builder.aiOnnx.relu([x])
+    builder.outputTensorLocation(y)
+    with builder.outputTensorLocation():
+        z = builder.aiOnnx.relu([x])
+    location = [popart.TensorStorage.OnChip, popart.ReplicatedTensorSharding.Off]
+    for name in (y, z):
+        assert builder.getInt64VectorNodeAttribute("__output_tensor_location", {name}) == location
+
+
 def test_a_scope_of_an_output_location_by_keyword() -> None:
     builder, x, _ = small()
     with builder.outputTensorLocation(value=popart.TensorLocation(popart.TensorStorage.OffChip)):
