@@ -354,23 +354,27 @@ class NodeAnnotations(NodeAttributes):
         return EXECUTION_PHASE in self._annotations.values
 
     def outputTensorLocation(self, nodeOutputNames: Any = None, value: Any = None) -> Any:
-        """Annotate nodes with the memory of their results, which this compiler does not read.
+        """Annotate nodes with the memory of their results, which this compiler does not read: tiles by default.
 
         Raises:
             popart_exception: results that replicas divide.
             popart_type_error: another value than a `TensorLocation`.
         """
-        is_context = nodeOutputNames is None or (value is None and not isinstance(nodeOutputNames, Collection))
-        location = nodeOutputNames if value is None else value
+        is_location_alone = value is None and not isinstance(nodeOutputNames, Collection)
+        names, location = (None, nodeOutputNames) if is_location_alone else (nodeOutputNames, value)
+        location = TensorLocation() if location is None else location
         if not isinstance(location, TensorLocation):
-            raise popart_type_error("outputTensorLocation needs a TensorLocation", got=location)
+            expected = "a TensorLocation, such as TensorLocation(TensorStorage.OffChip)"
+            raise popart_type_error(
+                "outputTensorLocation needs a TensorLocation", expected=expected, got=repr(location)
+            )
         if location.replicatedTensorSharding != ReplicatedTensorSharding.Off:
             message = "outputTensorLocation: replicatedTensorSharding is not supported"
             raise popart_exception(message, expected="ReplicatedTensorSharding.Off", got=location)
         numbers = [int(location.storage), int(location.replicatedTensorSharding)]
-        if is_context:
+        if names is None:
             return self._annotations.annotating(OUTPUT_LOCATION, numbers)
-        self._set(OUTPUT_LOCATION, numbers, nodeOutputNames, AttributeType.INTS)
+        self._set(OUTPUT_LOCATION, numbers, names, AttributeType.INTS)
         return None
 
     def setPartialsType(self, nodeOutputName: Names, partialsType: str) -> None:
@@ -431,6 +435,10 @@ class NodeAnnotations(NodeAttributes):
     def _place(self, attribute: str, target: Any, value: Any, default: int) -> Any:
         """Annotate nodes, named by `target`, with a number; without names return a scope of it, `target` or `value`."""
         is_scope = target is None or isinstance(target, Real)
+        if is_scope and target is not None and value is not None:
+            message = f"the {_SCOPES[attribute].lower()} of a scope is one number"
+            expected = "names of tensors and a number, or a number alone"
+            raise popart_type_error(message, expected=expected, got=f"{target}, {value}")
         number = value if target is None or not is_scope else target
         whole = whole_number(_SCOPES[attribute].lower(), default if number is None else number)
         if is_scope:

@@ -211,11 +211,30 @@ def test_attributes_take_truth_values_and_numbers_of_numpy() -> None:
     assert builder.getInt64NodeAttribute("axis", {z}) == 1
 
 
+def test_an_output_location_is_on_chip_by_default() -> None:
+    builder, x, _ = small()
+    y = builder.aiOnnx.relu([x])
+    builder.outputTensorLocation(y)
+    with builder.outputTensorLocation():
+        z = builder.aiOnnx.relu([x])
+    location = [popart.TensorStorage.OnChip, popart.ReplicatedTensorSharding.Off]
+    for name in (y, z):
+        assert builder.getInt64VectorNodeAttribute("__output_tensor_location", {name}) == location
+
+
 def test_a_scope_of_an_output_location_by_keyword() -> None:
     builder, x, _ = small()
     with builder.outputTensorLocation(value=popart.TensorLocation(popart.TensorStorage.OffChip)):
         y = builder.aiOnnx.relu([x])
     assert builder.nodeHasAttribute("__output_tensor_location", {y})
+    with pytest.raises(popart.popart_exception, match=r"(?s)expected: a TensorLocation.*got: <TensorStorage.OffChip"):
+        builder.outputTensorLocation(y, popart.TensorStorage.OffChip)
+
+
+def test_a_scope_has_one_number() -> None:
+    builder, _, _ = small()
+    with pytest.raises(popart.popart_exception, match=r"(?s)virtual graph.*got: 0, 1"):
+        builder.virtualGraph(0, 1)
 
 
 def test_scopes_take_whole_numbers_of_numpy() -> None:

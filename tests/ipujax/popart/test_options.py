@@ -242,7 +242,7 @@ def test_refuses_annotations_that_would_change_numbers() -> None:
     with pytest.raises(popart.popart_exception, match="outputTensorLocation"):
         model.builder.outputTensorLocation(model.hidden, sharded)
     with pytest.raises(popart.popart_exception, match="outputTensorLocation needs a TensorLocation"):
-        model.builder.outputTensorLocation(model.hidden)
+        model.builder.outputTensorLocation(model.hidden, popart.TensorStorage.OffChip)
     with pytest.raises(popart.popart_exception, match="commGroup"):
         model.builder.commGroup(popart.CommGroupType.Consecutive, 2)
     with pytest.raises(popart.popart_exception, match="InputSettings"):
