@@ -36,6 +36,7 @@ from ipujax.lowering.passes import PassNotes, PassSettings, computed_again, run_
 from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.shard_map import shard_map
+from ipujax.lowering.passes.sink_rows import sink_rows
 from ipujax.lowering.program_inputs import ProgramInputs, donated_aliases
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, may_store_less, modes
 from ipujax.lowering.replicas import unwrapped
@@ -104,7 +105,7 @@ def _aliases(plan: LoweringPlan, donated: Sequence[bool], streams: bool) -> tupl
 def _batches(plan: LoweringPlan, stream_loops: bool) -> tuple[int | None, ...]:
     """Return for each argument the number of rows in which it is loaded, None for one that stays whole."""
     # Loops read rows by functions of JAX too, as `dynamic_index_in_dim`; some are found only once they are counted.
-    jaxpr = count_loops(inline(plan.jaxpr)) if stream_loops else plan.jaxpr
+    jaxpr = sink_rows(count_loops(inline(plan.jaxpr)), of_loops=True) if stream_loops else plan.jaxpr
     counts = batch_arguments(jaxpr, stream_loops)
     return tuple(
         counts.get(number) if may_be_offloaded(aval) else None for number, aval in enumerate(plan.jaxpr.in_avals)
@@ -221,7 +222,12 @@ class PlannedProgram:
     @property
     def may_stream_loops(self) -> bool:
         """Whether it has loops whose rows could stay in the host's memory, and are on the chip."""
-        return not self.choice.stream_loops and could_stream_loops(self.jaxprs["count_loops"], self.jaxprs["fuse"])
+        return not self.choice.stream_loops and self.has_rows_to_stream
+
+    @property
+    def has_rows_to_stream(self) -> bool:
+        """Whether it has loops whose rows could stay in the host's memory, or do."""
+        return could_stream_loops(sink_rows(self.jaxprs["count_loops"], of_loops=True), self.jaxprs["fuse"])
 
     @property
     def _may_offload(self) -> bool:

@@ -15,7 +15,6 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.jaxpr import PIPELINE, equations, recompute_mode
-from ipujax.lowering.offload import could_stream_loops
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.recomputation import Recomputation, modes
@@ -75,10 +74,6 @@ def _recomputes(planned: PlannedProgram) -> bool:
     return len(list(equations(dce(planned.jaxprs["recompute"]).jaxpr))) > len(eqns)
 
 
-def _streams_loops(planned: PlannedProgram) -> bool:
-    return could_stream_loops(planned.jaxprs["count_loops"], planned.jaxprs["fuse"])
-
-
 def _is_half_product(eqn: JaxprEqn) -> bool:
     halves = (getattr(atom.aval, "dtype", None) == np.float16 for atom in (*eqn.invars[:2], *eqn.outvars))
     return record_of(eqn).macs is not None and all(halves)
@@ -97,7 +92,7 @@ _USES: Mapping[str, OptionUse] = {
     ),
     "stream_loops": OptionUse(
         lambda options: options.stream_loops is True,
-        _streams_loops,
+        lambda planned: planned.has_rows_to_stream,
         "no loop reads rows of an argument once each, or stacks a result that leaves the program",
     ),
     "io_tiles": OptionUse(

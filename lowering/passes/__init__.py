@@ -58,6 +58,7 @@ from ipujax.lowering.passes.merge_collectives import (
 )
 from ipujax.lowering.passes.narrow import narrow
 from ipujax.lowering.passes.shard_map import shard_map
+from ipujax.lowering.passes.sink_rows import sink_rows
 from ipujax.lowering.passes.split_maps import split_maps
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
@@ -73,6 +74,8 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("discharge", discharge),
     ("inline", inline_and_name),
     ("count_loops", count_loops),
+    # Before all passes that read where a value is computed: arguments are streamed as they are read behind this pass.
+    ("sink_rows", sink_rows),
     ("memory_spaces", memory_spaces),
     ("partition", partition),
     ("shard_map", shard_map),
@@ -164,6 +167,7 @@ def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> li
     trades = None if notes is None else notes.trades
     kept_apart = None if notes is None else notes.kept_apart
     with_settings: dict[Pass, Pass] = {
+        sink_rows: partial(sink_rows, of_loops=settings.streams.of_loops),
         inline_and_name: partial(inline_and_name, is_micro_batch=settings.is_micro_batch),
         partition: partial(partition, shardings=settings.shardings, notes=partition_notes),
         cse: partial(cse, byte_cost=settings.byte_cost, is_micro_batch=settings.is_micro_batch, kept_apart=kept_apart),

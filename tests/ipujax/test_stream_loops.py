@@ -221,6 +221,68 @@ def test_tiles_hold_one_iteration(fun: Fun) -> None:
     assert many <= 1.05 * few and whole > 1.5 * many
 
 
+def sum_rows(w: Any, rows: Any) -> Any:
+    return lax.scan(lambda w, x: (0.9 * w + x.T @ x, None), w, rows)[0]
+
+
+def cast_and_divided(w: Any, images: Any) -> Any:
+    return sum_rows(w, images.astype(jnp.float32) / 255)
+
+
+def normalised(w: Any, images: Any) -> Any:
+    return sum_rows(w, (images.astype(jnp.float32) / 255 - w[0]) / (1 + w[1] ** 2))
+
+
+def reshaped(w: Any, images: Any) -> Any:
+    flat = images.reshape(-1, 64).astype(jnp.float32) - 128
+    return sum_rows(w, flat.reshape(-1, 16, 64))
+
+
+def two_operands(w: Any, images: Any) -> Any:
+    wide = images.astype(jnp.float32)
+    pairs = wide / 255, jnp.where(images > 100, wide, 0.0)
+    return lax.scan(lambda w, x: (0.9 * w + x[0].T @ x[1], None), w, pairs)[0]
+
+
+def counted_and_cast(w: Any, images: Any) -> Any:
+    rows = images.astype(jnp.float32) / 255
+
+    def update(i: Any, w: Any) -> Any:
+        x = rows[i]
+        return 0.9 * w + x.T @ x
+
+    return lax.fori_loop(0, len(images), update, w)
+
+
+COMPUTED = [cast_and_divided, normalised, reshaped, two_operands, counted_and_cast]
+
+
+@pytest.mark.parametrize("fun", COMPUTED)
+def test_rows_of_computed_stacks_are_computed_in_the_loop(fun: Fun) -> None:
+    few, many = (
+        jitted(fun, True, ipu.IPUModel(tiles_per_ipu=8))
+        .profile(jax.ShapeDtypeStruct((64, 64), np.float32), jax.ShapeDtypeStruct((count, 16, 64), np.uint8))
+        .memory.max_tile_bytes
+        for count in (2, 256)
+    )
+    assert many <= 1.05 * few
+
+
+@pytest.mark.parametrize("fun", COMPUTED)
+def test_computed_rows_are_those_of_plain_jax(fun: Fun) -> None:
+    weights = RNG.normal(size=(64, 64)).astype(np.float32)
+    images = RNG.integers(0, 255, size=(3, 16, 64)).astype(np.uint8)
+    expected = jax.jit(fun)(weights, images)
+    np.testing.assert_allclose(jitted(fun, True)(weights, images), expected, rtol=2e-5, atol=1e-5)
+
+
+def test_computed_rows_stream_where_the_program_does_not_fit() -> None:
+    device = ipu.IPUModel(tiles_per_ipu=8, bytes_per_tile=100_000)
+    shapes = jax.ShapeDtypeStruct((64, 64), np.float32), jax.ShapeDtypeStruct((256, 16, 64), np.uint8)
+    (loop,) = jitted(cast_and_divided, "auto", device).profile(*shapes).streamed_loops
+    assert (loop.iterations, loop.bytes_in) == (256, 16 * 64)
+
+
 def test_a_loop_costs_what_a_pipeline_of_its_iterations_does() -> None:
     shapes = (jax.ShapeDtypeStruct((64, 64), np.float16), jax.ShapeDtypeStruct((32, 16, 64), np.float16))
 
