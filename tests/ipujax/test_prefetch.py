@@ -113,9 +113,9 @@ def test_a_loop_does_not_wait_for_prepared_batches() -> None:
     assert first >= SECONDS and host.waited_seconds - first < 3 * SECONDS
 
 
-@pytest.mark.parametrize("clock_hz", [1e3, 1e9])
+@pytest.mark.parametrize("clock_hz", [1.0, 1e9])
 def test_a_profile_names_the_slower_of_host_and_device(clock_hz: float) -> None:
-    """A loop on a device that takes seconds, and on one that takes microseconds."""
+    """A loop on a device that takes minutes, and on one that takes microseconds."""
     step = ipu.jit(lambda x: x + 1, device=ipu.IPUModel(tiles_per_ipu=4, clock_hz=clock_hz))
     batches = ipu.prefetch((jnp.full(8, number) for number in slow(3)), depth=1)
     for batch in batches:
