@@ -1,4 +1,4 @@
-"""Options that are set, of a function or of pipelines, and have no effect on a program, each with the reason.
+"""Options of a function, of pipelines or of a plan that are set and have no effect on a program, with the reasons.
 
 Input: a program that was planned. Output: a line for each such option.
 Limits: options that ask for nothing, such as "auto", and those that only change how numbers round or are checked, are
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ipujax.lowering_plan.planned_program import PlannedProgram
 
 _NO_GRADIENT = "no gradient of the function is recomputed by it"
+_NOTHING_WHOLE = "no loop stores for another what all shards have, in a shape that they divide"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,11 @@ def unused_options(planned: PlannedProgram) -> tuple[str, ...]:
         for name, use in _USES.items()
         if use.is_set(options) and not use.is_used(planned)
     ]
-    unused += [(f'recompute="{mode}" of ipu.pipeline', _NO_GRADIENT) for mode in _unused_modes(_equations(planned))]
+    eqns = _equations(planned)
+    unused += [(f'recompute="{mode}" of ipu.pipeline', _NO_GRADIENT) for mode in _unused_modes(eqns)]
+    if any(eqn.primitive.name == PIPELINE and eqn.params["spec"].shards_stored_rows for eqn in eqns):
+        is_used = planned.partitioning is not None and planned.partitioning.notes.stored_rows
+        unused += [] if is_used else [("shard_stored of ipu.Plan", _NOTHING_WHOLE)]
     return tuple(f"{setting} has no effect: {reason}" for setting, reason in unused)
 
 

@@ -159,7 +159,10 @@ def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:
     weights = {name: x for name, x in floating.items() if name in graph.initializers or x.size > 1}
     # One with values that 32 bits do not hold is a constant: a sentinel can saturate.
     params = {name: x for name, x in weights.items() if sides_of(x) is None}
-    exponents = {node.inputs[1] for node in graph.all_nodes() if node.op_type == "Pow"}
+    reads = [(name, node.op_type, place) for node in graph.all_nodes() for place, name in enumerate(node.inputs)]
+    # A constant decides the precision of other operators.
+    exponents = {name for name, *reader in reads if reader == ["Pow", 1]}
+    exponents -= {name for name, *reader in reads if reader != ["Pow", 1]}
     # A power of a negative number has no derivative by its exponent, which is whole: that of a square stays 2.
     constants = {
         name for name, x in params.items() if name in exponents and x.size == 1 and float(x.item()).is_integer()

@@ -203,8 +203,10 @@ class SearchRun:
             return plan if is_near else None
         if best is not None or (len(self.compiled) >= _MIN_COMPILED and self.next_plan_to_fit() is not None):
             return None
-        # The first is compiled whatever it needs: without any, nothing says how much memory is lacking.
-        possible = [plan for plan in remaining if not self.compiled or self.may_fit(plan, _HOPELESS)]
+        # The first is compiled whatever it needs: without any, nothing says how much memory is lacking. One with an
+        # error says nothing of it.
+        has_figures = any(cost.error is None for cost in self.compiled.values())
+        possible = [plan for plan in remaining if not has_figures or self.may_fit(plan, _HOPELESS)]
         return min(possible, key=lambda plan: self.corrected(plan).tile_bytes, default=None)
 
     def next_plan_to_fit(self) -> Plan | None:

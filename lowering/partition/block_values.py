@@ -81,12 +81,14 @@ class Notes:
         gathered: equations that are computed whole, on gathered operands.
         unreduced: for each result the axes over which it is a stack of the devices' partial sums; () for others.
         conflicts: conflicts of annotations that cycles have decided, in words.
+        stored_rows: spec of the rows of each stack that is stored in parts.
     """
 
     moves: list[Move] = field(default_factory=list)
     gathered: list[GatheredEquation] = field(default_factory=list)
     unreduced: list[Axes] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
+    stored_rows: list[Spec] = field(default_factory=list)
 
 
 class _Resharded(NamedTuple):

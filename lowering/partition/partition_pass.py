@@ -105,6 +105,7 @@ def _partition_one_replica(
     specs = _propagated_specs(jaxpr, shardings, mesh, target, notes, user_mesh)
     stored_rows = split_stored_rows(jaxpr.jaxpr, specs, mesh)
     specs.update((stack, Spec(((), *row.dims), row.unreduced)) for stack, row in stored_rows.items())
+    notes.stored_rows.extend(stored_rows.values())
     in_specs = tuple(_spec_or_whole(specs, var) for var in jaxpr.jaxpr.invars)
     out_specs = _output_specs(jaxpr, shardings, specs, mesh)
     notes.unreduced.extend(tuple(axis for axis in mesh.names if axis in spec.unreduced) for spec in out_specs)

@@ -159,7 +159,7 @@ def _part_of(eqn: JaxprEqn) -> _Part:
 
 
 def _is_small_constant(eqn: JaxprEqn, constants: Mapping[Var, JaxprEqn]) -> bool:
-    """True if a result depends on literals and constants of its part alone, and takes few bytes wherever computed.
+    """True if a result depends on literals and constants of its part alone, and takes few bytes wherever it is.
 
     A constant of another part may come later than the start of this one.
     """

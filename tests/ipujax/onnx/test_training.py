@@ -73,3 +73,12 @@ def test_a_whole_exponent_is_a_constant_as_powers_of_negative_numbers_have_no_de
     assert set(model.params) == {"w", "p"}
     gradients = jax.grad(lambda params: model(params, jnp.array([-1.0, 2.0, -3.0])).sum())(model.params)
     assert all(jnp.isfinite(x) for x in gradients.values())
+
+
+def test_an_exponent_that_is_a_factor_too_has_the_precision_of_the_weights():
+    graph = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        powers (float[3] x) => (float[3] y) <float two = {2}> { square = Pow (x, two) y = Mul (square, two) }""")
+    model = ipujax.onnx.load(graph)
+    half = jax.tree.map(lambda x: x.astype(jnp.float16), model.params)
+    assert model(half, jnp.ones(3, jnp.float16)).dtype == jnp.float16

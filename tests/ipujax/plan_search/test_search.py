@@ -161,6 +161,24 @@ def test_plans_of_far_too_much_memory_are_not_compiled(monkeypatch: pytest.Monke
     assert [plan.data for plan in search.compiled] == [1, 4]
 
 
+def test_a_plan_of_far_too_much_memory_is_compiled_after_one_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without figures of any plan nothing says how much memory is lacking."""
+    tile_bytes = DEVICE.target.bytes_per_tile
+    errors = {1: "no such program", 2: None, 4: None}
+    sizes = {number: share * tile_bytes for number, share in zip(errors, (5.0, 7.0, 9.0), strict=True)}
+    monkeypatch.setattr(
+        search_run,
+        "compiled_cost",
+        lambda job: PointCost(None, int(sizes[job.plan.data]), fits=False, error=errors[job.plan.data]),
+    )
+    costs: Any = SimpleNamespace(target=DEVICE.target, cuts_of_program=lambda plan, estimate: ())
+    space: Any = SimpleNamespace(plans=(), impossible={})
+    search = search_run.SearchRun(dense_step, (), space, costs, settings={})
+    search.estimates.update((ipu.Plan(data=data), Estimate(1000.0, float(size))) for data, size in sizes.items())
+    search.run(len(search.estimates), None, None)
+    assert [plan.data for plan in search.compiled] == [1, 2]
+
+
 def test_shards_of_which_no_plan_may_fit_leave_those_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the cycles of plans that exceed the memory are no reason to leave out the only plan that fits."""
     memories = {1: 1.5, 2: 3.0, 4: 0.5}

@@ -51,6 +51,29 @@ def test_what_loops_store_is_split_over_shards() -> None:
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+def _uneven_step(w: Any, x: Any) -> Any:
+    """Layers that store five numbers of a micro-batch of one row, which two shards do not divide."""
+
+    def loss(w: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (jnp.sin(x) @ w @ w.T, None), x, w)[0].sum()
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+def _flat_step(w: Any, x: Any) -> Any:
+    """No loop."""
+    return w - 0.1 * jax.grad(lambda w: jnp.sin(x @ w[0]).sum())(w)
+
+
+@pytest.mark.parametrize("step", [_uneven_step, _flat_step])
+def test_warns_where_no_loop_stores_what_shards_could_have_in_parts(
+    step: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = ipu.Plan(shards=2, micro_batches=4, specs={"[0]": P(None, None, "model")}, shard_stored=True)
+    plan.jit(step, batch_argnums=1, device=DEVICE).lower(jnp.ones((3, 5, 2)), jnp.ones((4, 5)))
+    assert "shard_stored of ipu.Plan has no effect" in caplog.text
+
+
 def _stored_plans() -> tuple[StepCosts, Candidates, ipu.Plan]:
     traced = traced_step(scanned_step, scanned_arguments())
     is_batch = traced.is_of((2,))
