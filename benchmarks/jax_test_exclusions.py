@@ -28,6 +28,8 @@ _WHOLE_ARRAYS = (
 )
 _WIDER = "wider: takes what jax.jit refuses"
 _SIZE = "size: does not fit the chip of 64 tiles that these tests run on"
+_GSPMD = "shardings: GSPMDSharding and modules of GSPMD, which ipu.jit refuses by name"
+_OWN_TYPES = "internals: types and operations on Refs of one's own (hijax), which ipu.jit refuses by name"
 _DTYPES = "internals: extended dtypes of one's own as results, which ipu.jit refuses by name"
 _TOKENS = "XLA: its tokens as arguments or results, which ipu.jit refuses by name"
 _RAISED = "wording: an exception of a Python function is raised as it is, which JAX wraps in a RuntimeError"
@@ -47,6 +49,10 @@ _COMPOSITES = (
 REFUSALS = {
     "jax.shard_map leaves axes of its mesh to the compiler": _LEFT_AXES,
     "IPUs have blocks of one size": _UNEVEN,
+    "the arrays that the type of your own stands for": _OWN_TYPES,
+    "JAX cannot replace the Ref that call_hi_primitive uses": _OWN_TYPES,
+    "got: GSPMDSharding": _GSPMD,
+    "takes from outside is sharded over": _SHARDED_REFS,
 }
 
 _EXCLUSIONS: dict[str, dict[str, str]] = {
@@ -191,6 +197,27 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
     "pallas/tpu_pallas_interpret_test": {
         "*.test_inputs_and_outputs_not_evenly_divisible_by_block_shape": _SIZE,
         "*.test_skip_floating_point_ops": _TEXT,
+    },
+    "export_test": {
+        "*.test_grad_with_sharding_*": _TEXT,
+        "*.test_explicit_sharding_dot_general_*": _TEXT,
+        "*.test_lower_load_with_different_partitioners_*use_shardy_on_save_False": _GSPMD,
+    },
+    "hijax_test": {
+        "HijaxTest.test_lower_*_arg_names_for_*": _OBJECT,
+        "HijaxTransformCoverageTest.test_custom_jvp_with_hiprimitive_lowered": _OBJECT,
+    },
+    "jaxpr_effects_test": {
+        **dict.fromkeys(
+            (
+                "EffectfulJaxprLoweringTest.test_lowered_jaxpr_*",
+                "EffectfulJaxprLoweringTest.test_lowering_that_*",
+                "EffectfulJaxprLoweringTest.test_nontrivial_lowering_*",
+            ),
+            _TEXT,
+        ),
+        "EffectfulJaxprLoweringTest.test_cannot_lower_unlowerable_effect": _WIDER,
+        "EffectfulJaxprLoweringTest.test_cant_jit_and_pmap_function_with_ordered_effects": _WIDER,
     },
     "python_callback_test": {
         "PureCallbackTest.test_can_shard_pure_callback_maximally*": _TEXT,

@@ -29,7 +29,6 @@ import traceback
 import unittest
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -165,17 +164,36 @@ class Recorded(unittest.TestResult):
             self._outcome = "skipped", reason
 
 
-@contextmanager
-def raising(case: unittest.TestCase, result: Recorded, expected: Any, pattern: Any) -> Iterator[Any]:
-    """The context of `assertRaisesRegex`, in which errors of ipujax have words of their own."""
-    with case.assertRaises(expected) as caught:
-        yield caught
-    error = caught.exception
-    expression = re.compile(pattern)
-    if expression.search(str(error)) is None:
-        if not isinstance(error, ipu.IpuError):
-            case.fail(f"/{expression.pattern}/ is not in {str(error)!r}")
-        result.note_words(expression.pattern, error)
+class Raising:
+    """The context of `assertRaisesRegex`, in which errors of ipujax have words of their own.
+
+    It can be left without being entered, as by `ExitStack.push`.
+
+    Args:
+        case: the running test.
+        result: notes errors in words of ipujax.
+        expected: class of the error.
+        pattern: a regular expression for its text.
+    """
+
+    def __init__(self, case: unittest.TestCase, result: Recorded, expected: Any, pattern: Any) -> None:
+        self._case = case
+        self._result = result
+        self._expression = re.compile(pattern)
+        self._caught: Any = case.assertRaises(expected)
+
+    def __enter__(self) -> Any:
+        return self._caught.__enter__()
+
+    def __exit__(self, *raised: Any) -> bool:
+        if not self._caught.__exit__(*raised):
+            return False
+        error = self._caught.exception
+        if self._expression.search(str(error)) is None:
+            if not isinstance(error, ipu.IpuError):
+                self._case.fail(f"/{self._expression.pattern}/ is not in {str(error)!r}")
+            self._result.note_words(self._expression.pattern, error)
+        return True
 
 
 def with_words_of_ipujax(result: Recorded) -> Callable[..., Any]:
@@ -183,7 +201,7 @@ def with_words_of_ipujax(result: Recorded) -> Callable[..., Any]:
 
     def method(case: unittest.TestCase, expected: Any, pattern: Any, *call: Any, **kwargs: Any) -> Any:
         kwargs.pop("msg", None)
-        context = raising(case, result, expected, pattern)
+        context = Raising(case, result, expected, pattern)
         if not call:
             return context
         with context:

@@ -78,7 +78,7 @@ class Lowered(Stage):
         return planned
 
     def as_traced(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Return the result of a function that runs with `jax_enable_x64` as it was while the program was traced."""
+        """Return the result of a function that runs with `jax_enable_x64` as the program is lowered and computed."""
         with jax.enable_x64(self.plan.has_64_bits):
             return run(*args)
 
@@ -206,7 +206,8 @@ class Lowered(Stage):
         """
         # XLA computes the program on device arrays; results return to their memories below.
         on_device = list(map(to_device, leaves))
-        outs = self.call_program.tree_of_results(on_device, lambda operands: self.run_program(*operands, log=log))
+        run = partial(self.run_program, log=log)
+        outs = self.as_traced(self.call_program.tree_of_results, on_device, lambda operands: run(*operands))
         return outs if self.call_program.runs_apart(log) else self.call_program.to_memories(outs)
 
     @property

@@ -304,10 +304,9 @@ def eval_jaxpr(
 
 def traced_impl(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Jaxpr of the JAX code that implements an equation, maybe by its primitive again; None if it is no JAX code."""
-
-    def impl(*operands: Any) -> Any:
-        return eqn.primitive.impl(*operands, **eqn.params)
-
+    if eqn.effects:  # its code would have them while it is traced
+        return None
+    impl = partial(eqn.primitive.impl, **eqn.params)
     try:
         traced = trace(impl, [atom.aval for atom in eqn.invars], {}, ()).jaxpr
     except Exception:  # code for arrays only raises errors of any type for tracers

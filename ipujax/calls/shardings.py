@@ -77,7 +77,7 @@ def check_whole(
 
 
 def check_jaxpr(who: str, jaxpr: ClosedJaxpr, axis_name: str | None) -> None:
-    """Refuse a jaxpr with shardings that nothing obeys: those of transfers, and over the axis of replicas.
+    """Refuse a jaxpr with shardings that nothing obeys: of Refs, of transfers, and over the axis of replicas.
 
     Args:
         who: name of the function, for messages.
@@ -87,6 +87,14 @@ def check_jaxpr(who: str, jaxpr: ClosedJaxpr, axis_name: str | None) -> None:
     Raises:
         ArgumentError: with the line of the equation that splits a value.
     """
+    for constant in jaxpr.consts:
+        if isinstance(constant, jax.Ref) and _is_split(constant):
+            raise ArgumentError(
+                f"a jax.Ref that {who} takes from outside is sharded over {constant.sharding.num_devices} devices",
+                expected=_EXPECTED,
+                got=f"{describe(constant)}, {in_words(constant.sharding)}",
+                hint=_REMEDY,
+            )
     for eqn in equations(jaxpr.jaxpr):
         name = eqn.primitive.name
         if name == "shard_map" or (axis_name is None and name != "device_put"):

@@ -19,7 +19,7 @@ import jax
 from ipujax.arguments import donated_places
 from ipujax.calls.memory_kinds import may_be_offloaded
 from ipujax.lowering.jax_compat import argument_names, used_inputs
-from ipujax.lowering.jaxpr import axes_around, has_phases, results_in_memories
+from ipujax.lowering.jaxpr import axes_around, has_64_bit_values, has_phases, results_in_memories
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
 from ipujax.runtime.not_copied import Shared
@@ -236,7 +236,8 @@ class Traced(Stage):
         jaxpr: the jaxpr; that of a replicated function has one equation, for all replicas.
         fun_name: name of the function.
         timings: seconds of tracing.
-        has_64_bits: `jax_enable_x64` while it was traced, on which the lowering and the computation depend too.
+        has_64_bits: whether it is lowered and computed with `jax_enable_x64`: as it was while it was traced, or because
+            the function sets it for a part of its code.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class Traced(Stage):
         self.jaxpr = traced.jaxpr
         self.fun_name = traced.fun_name
         self.timings = timings
-        self.has_64_bits: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        self.has_64_bits: bool = jax.config.jax_enable_x64 or has_64_bit_values(traced.jaxpr)  # type: ignore[attr-defined]
         self._traced = traced
         self._call = call
         self._arguments = arguments

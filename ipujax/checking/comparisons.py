@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -274,7 +274,8 @@ def _sizes(eqn: JaxprEqn, operands: list[Any], results: list[Any], replicas: int
         return changed
     if is_collective(eqn):
         return rounding_sizes(eqn, operands, results)
-    return list(jax.vmap(partial(rounding_sizes, eqn), axis_size=replicas)(operands, results))
+    # One replica after the other: JAX has no batches of some equations, such as windows around a start value.
+    return list(jax.lax.map(lambda values: rounding_sizes(eqn, *values), (operands, results)))
 
 
 def _mismatch(run: _Run, number: int, deviation: Difference, found_in: str) -> Mismatch:

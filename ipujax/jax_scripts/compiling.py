@@ -28,7 +28,7 @@ from ipujax.device import IPUModel
 from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.jax_scripts.running_again import MOST_DECISIONS, least_decisions, profiles_of_calls, silent
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names
-from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.jaxpr import equations, has_64_bit_values
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering_plan import LoweringPlan, ProgramSettings
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError, line_of
@@ -113,7 +113,6 @@ def _has_rows(x: Any) -> bool:
 
 _LOG = Log("profiling")
 _TOO_MANY = f"a call decides more than {MOST_DECISIONS:,} times"
-_WIDE = frozenset(("float64", "int64", "uint64", "complex128"))  # dtypes that JAX has with `jax_enable_x64` alone
 
 
 class CompilationFailedError(IpuError):
@@ -277,10 +276,8 @@ def _target_with_mesh(target: Target, record: FunctionRecord) -> Target:
 @contextmanager
 def _plain_settings(jaxpr: ClosedJaxpr) -> Iterator[None]:
     """Lower with JAX's own settings, whatever the script has set, but with 64-bit numbers where the trace has them."""
-    avals = [*jaxpr.in_avals, *jaxpr.out_avals]
-    is_wide = any(str(getattr(aval, "dtype", "")) in _WIDE for aval in avals)
     with (
-        jax.enable_x64(is_wide or jax.config.jax_enable_x64),  # type: ignore[attr-defined]
+        jax.enable_x64(has_64_bit_values(jaxpr) or jax.config.jax_enable_x64),  # type: ignore[attr-defined]
         jax.numpy_rank_promotion("allow"),
         jax.numpy_dtype_promotion("standard"),
         jax.debug_nans(False),

@@ -155,7 +155,7 @@ class LoweringPlan:
         shardings: shardings of the program.
         timings: seconds of steps before.
         constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
-        has_64_bits: `jax_enable_x64` while it was traced.
+        has_64_bits: whether it is lowered and computed with `jax_enable_x64`.
     """
 
     settings: ProgramSettings

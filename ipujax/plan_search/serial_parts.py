@@ -32,6 +32,7 @@ from ipujax.lowering.primitives import record_of
 from ipujax.plan_search.accumulation import SplitStep, along, split_along
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import wide_dtype
 
 _LEAST_SHARE = 1 / 4  # of the bytes of the largest value that has a region, which are worth a loop; assumed
 _PARTS_IN_MEMORY = 16  # of a large value, as its readers have several of its size; of an IPU's memory, assumed
@@ -196,7 +197,7 @@ def _with_totals(split: SplitStep, operands: Sequence[Any], carry: Sequence[Any]
 
 def _sum_dtype(dtype: Any) -> Any:
     # A product adds halves in single precision too.
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    return wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def _stacked(x: Any, dim: int, parts: int) -> Any:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         equations as equations,
         equations_inside as equations_inside,
         everywhere as everywhere,
+        has_64_bit_values as has_64_bit_values,
         once as once,
         primitive_names as primitive_names,
         results_in_memories as results_in_memories,

@@ -25,6 +25,9 @@ Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 _JAXPR_TYPES = frozenset({Jaxpr, ClosedJaxpr})
 
 
+_OF_64_BITS = frozenset(("float64", "int64", "uint64", "complex128"))
+
+
 def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     """Rewrite every jaxpr in the parameters of an equation; an equation without changes stays the same object."""
     # `rewrite` keeps inputs and outputs. An open jaxpr that would get constants stays, because it has no room for them.
@@ -135,6 +138,15 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         yield eqn
         if holds_jaxprs(eqn):
             yield from equations_inside(eqn)
+
+
+def has_64_bit_values(jaxpr: ClosedJaxpr) -> bool:
+    """Return whether a jaxpr has numbers of 64 bits, which JAX computes with `jax_enable_x64` alone.
+
+    A function may set it for a part of its code.
+    """
+    avals = [*jaxpr.in_avals, *jaxpr.out_avals, *(v.aval for eqn in equations(jaxpr.jaxpr) for v in eqn.outvars)]
+    return any(str(getattr(aval, "dtype", "")) in _OF_64_BITS for aval in avals)
 
 
 def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:

@@ -76,6 +76,7 @@ Rounded = Callable[[JaxprEqn, Sequence[jax.Array], Sequence[jax.Array]], Sequenc
 
 # Primitives that only evaluate a jaxpr, and the parameter that has it.
 EVALUATED = {**CALLEES, "function_call": "jaxpr", "ipu_staged_pipeline": "loop"}
+_FROM_START_VALUES = frozenset({"reduce", "reduce_window"})  # of which JAX has no batches
 HOLDERS = {**EVALUATED, "fused": "jaxpr"}
 
 
@@ -148,7 +149,8 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
     """Evaluates one equation on all local replicas at once; operands and results are [local replicas, …].
 
     A collective is an operation on the leading axis, together with other processes if there are any. An equation
-    without collectives is mapped over the replicas (`jax.vmap`); one with some inside, as a loop, is evaluated by its
+    without collectives is mapped over the replicas (`jax.vmap`), or computed for each where that changes its numbers or
+    JAX cannot; one with some inside, as a loop, is evaluated by its
     bodies.
     """
     name = eqn.primitive.name
@@ -173,7 +175,7 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
         # A loop runs until the last replica leaves it: it must end for those that are not active, too.
         operands = replicas.rows_of_active(operands) if _has_loop(eqn) else operands
         alone = partial(equation_alone, eqn, rounded=replicas.rounded)
-        if _draws_from_first_key(eqn):
+        if name in _FROM_START_VALUES or _draws_from_first_key(eqn):
             rows = [alone(*(x[n] for x in operands)) for n in range(replicas.num_local)]
             return [jnp.stack(values) for values in zip(*rows, strict=True)]
         # A rule of a derivative inside may have collectives, which JAX traces for the derivative alone.

@@ -66,9 +66,13 @@ def _constrain(x: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
 def shardings_of(exported: Any, meshes: Mapping[str, AbstractMesh]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Shardings of the arguments and the results of an exported function; None for those without.
 
-    Exports name axes of meshes, or have shardings of HLO, to which the module's only mesh gives names.
+    Exports have meshes of their own, whatever the types of their axes; older ones have shardings of HLO, to which the
+    module's only mesh gives names.
     """
-    is_named = all(x is None for x in (*exported.in_shardings_hlo, *exported.out_shardings_hlo))
+    # The attribute is no documented one, but those that are cannot tell: stored exports have both kinds.
+    is_named = exported._has_named_shardings or all(
+        x is None for x in (*exported.in_shardings_hlo, *exported.out_shardings_hlo)
+    )
     if not is_named and len(meshes) != 1:
         raise UntranslatedError("shardings without a mesh")
     mesh: Any = None if is_named else next(iter(meshes.values()))  # named ones have meshes

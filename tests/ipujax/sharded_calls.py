@@ -33,6 +33,10 @@ def sine(x: Any) -> Any:
     return jnp.sin(x)
 
 
+def reads_from_outside(ref: Any) -> jax.Array:
+    return ipu_jit(lambda x: x + ref[...])(X)
+
+
 def total(x: Any) -> Any:
     mesh = jax.make_mesh((1, DEVICES), ("one", "x"), axis_types=(AxisType.Auto, AxisType.Auto))
     return jax.shard_map(lambda x: lax.psum(x.sum(), "x"), mesh=mesh, in_specs=P("x"), out_specs=P())(x)
@@ -112,6 +116,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         ),
         "replicas": lambda: over_replicas(split),
         "a Ref": lambda: ipu_jit(lambda ref: jnp.sin(ref[...]))(jax.new_ref(split)),
+        "a Ref closed over": lambda: reads_from_outside(jax.new_ref(split)),
         "compiled for one IPU": lambda: compiled(split),
         "compiled otherwise": lambda: compiled_split(on(NamedSharding(auto, P(None, "x")))),
         "another mesh": lambda: ipu_jit(lambda x, y: x + y)(split, on(NamedSharding(other, P("y")))),

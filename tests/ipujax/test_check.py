@@ -244,3 +244,20 @@ def test_checks_floats_of_eight_bits_and_ragged_products() -> None:
 
     fun = ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=72))  # not interpreted
     assert ipu.check(fun, X, np.stack([X, X.T]), jnp.array([4, 1], jnp.int32)).agrees
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_checks_reductions_from_start_values(replicas: int) -> None:
+    """JAX has no batches of them."""
+
+    def step(x: Any) -> list[jax.Array]:
+        windows = lax.reduce_window(x, jnp.float16(2), lax.add, (3, 2), (1, 3), [(0, 1), (-1, 1)], base_dilation=(2, 1))
+        return [
+            windows,
+            *lax.reduce((x, x), (jnp.float16(1), jnp.float16(0)), lambda a, b: (a[0] * b[0], a[1] + b[1]), (0,)),
+        ]
+
+    device = ipu.IPUModel(replicas, tiles_per_ipu=8)
+    specs = {"replicas": replicas, "in_specs": P("replica"), "out_specs": P("replica")} if replicas > 1 else {}
+    x = np.random.default_rng(0).normal(size=(16, 7)).astype(np.float16)
+    assert ipu.check(ipu.jit(step, device=device, **specs), x).agrees

@@ -200,6 +200,16 @@ def test_double_precision() -> None:
     assert_same(ours(np.int32(2)), reference(np.int32(2)))
 
 
+def test_double_precision_of_a_part_of_a_function() -> None:
+    def fun(a: Any, x: Any) -> Any:
+        with jax.enable_x64(True):
+            wide = x.astype(jnp.float64)
+            return 2 + a, jnp.sin(wide) * 2.5 + wide @ wide, lax.fori_loop(0, 2, lambda _, c: c * 1.5, wide)
+
+    check(fun, 1, jnp.linspace(0, 1, 3))
+    check(lambda x: jax.jit(fun)(1, x)[1].astype(jnp.float32), jnp.linspace(0, 1, 3))
+
+
 # --- static arguments -------------------------------------------------------------------------------------------------
 
 

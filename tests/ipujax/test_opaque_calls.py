@@ -18,6 +18,7 @@ from jax import export, lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
+from ipujax.lowering.jax_compat import Primitive, mlir
 from ipujax.runtime.profile.operation_warnings import Unpriced
 
 X = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
@@ -169,3 +170,32 @@ def test_the_page_marks_it(tmp_path: Path) -> None:
 def test_flops_are_within_a_factor_of_two_of_xla() -> None:
     run = subprocess.run([sys.executable, str(BENCHMARK)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_effects_of_a_primitive_of_ones_own_happen_in_each_call() -> None:
+    """Its implementation runs Python code, and its lowering calls that code at run time."""
+    calls: list[Any] = []
+    noted_p = Primitive("noted")
+    noted_p.multiple_results = True
+    effects = jax.make_jaxpr(lambda: jax.debug.callback(print))().effects
+
+    def note(x: Any) -> list[Any]:
+        calls.append(x)
+        return []
+
+    def lowered(x: Any) -> list[Any]:
+        jax.debug.callback(calls.append, x)
+        return []
+
+    noted_p.def_impl(note)
+    noted_p.def_effectful_abstract_eval(lambda x: ((), effects))
+    mlir.register_lowering(noted_p, mlir.lower_fun(lowered, multiple_results=True))
+
+    def step(x: Any) -> Any:
+        noted_p.bind(x)
+        return x * 2
+
+    fun = ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=4))
+    assert [float(fun(jnp.float32(n))) for n in range(3)] == [0, 2, 4]
+    jax.effects_barrier()
+    assert list(map(float, calls)) == [0, 1, 2]

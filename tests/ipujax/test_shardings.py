@@ -66,6 +66,7 @@ TERMS = (
 REFUSED = {
     "replicas": "argument x of sine is sharded over 4 devices",
     "a Ref": "argument ref of <lambda> is sharded over 4 devices",
+    "a Ref closed over": "a jax.Ref that <lambda> takes from outside is sharded over 4 devices",
     "compiled for one IPU": "argument x of sine is sharded over 4 devices",
     "compiled otherwise": r"argument x of sine has another sharding than the compiled program",
     "another mesh": r"one program has shardings over different meshes[\s\S]*one: 1, x: 4[\s\S]*y: 4",

@@ -95,6 +95,17 @@ def test_sums_of_halves_are_taken_in_single_precision() -> None:
     assert errors[1] <= 1.2 * errors[0]
 
 
+def test_sums_of_eight_bits_have_their_own_dtype_outside() -> None:
+    def step(x: Any) -> Any:
+        return jnp.tanh(x[:, None] * jnp.arange(1.0, 65.0)).astype(jnp.float8_e4m3fn).sum(0)
+
+    x = jnp.linspace(-1, 1, 16)
+    divided = in_parts(traced(step, x), (True,), 2)
+    (total,) = jaxpr_as_fun(divided)(x)
+    assert total.dtype == jnp.float8_e4m3fn
+    np.testing.assert_allclose(total.astype(jnp.float32), step(x).astype(jnp.float32), atol=0.5)
+
+
 def test_large_value_is_that_of_the_logits() -> None:
     large = large_value(traced(head, TABLE, X, LABELS), (False, True, True), 2)
     assert large.row_bytes == 8 * 96 * 4

@@ -9,7 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import export
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from ipujax.lowering.passes.inline import inline
 
 SCRIPT = Path(__file__).parent / "sharded_exports.py"
 SPLIT = ("result", "both", "constraint", "open dimension", "loop")
@@ -40,6 +46,32 @@ def test_exported_is_partitioned_and_priced_as_plain(printed: dict[str, Any], na
 @pytest.mark.parametrize("name", ["explicit axes", "gradient"])
 def test_numbers_are_those_of_jax(printed: dict[str, Any], name: str) -> None:
     assert printed["differences"][name] < 1e-3
+
+
+AUTO = AxisType.Auto
+EXPLICIT = AxisType.Explicit
+
+
+def stored(mesh: AbstractMesh, of_results: NamedSharding | None = None) -> Any:
+    """A stored function of an array whose rows are split over an axis x, exported where no devices are needed."""
+    operand = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("x")))
+    fun = jax.jit(jnp.sin, out_shardings=of_results)
+    return export.deserialize(export.export(fun, platforms=["cpu"])(operand).serialize())
+
+
+MESH = AbstractMesh((2, 2), ("x", "y"), (AUTO, AUTO))
+STORED = {
+    "compiler's axes": lambda: stored(MESH),
+    "explicit axes": lambda: stored(AbstractMesh((2, 2), ("x", "y"), (EXPLICIT, EXPLICIT))),
+    "two meshes": lambda: stored(MESH, NamedSharding(AbstractMesh((4,), ("z",), (AUTO,)), PartitionSpec("z"))),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_function_is_split_whatever_its_meshes(name: str) -> None:
+    jaxpr = jax.make_jaxpr(STORED[name]().call)(jnp.zeros((8, 16)))
+    constraints = [eqn for eqn in inline(jaxpr).eqns if eqn.primitive.name == "sharding_constraint"]
+    assert constraints and "x" in constraints[0].params["sharding"].mesh.axis_names
 
 
 @pytest.mark.parametrize("name", ERRORS)
