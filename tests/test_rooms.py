@@ -414,6 +414,7 @@ ROOMS: dict[str, str] = {
         " lowering.digests lowering.gcl lowering.jax_compat lowering.jaxpr lowering.partition lowering.passes"
         " lowering.pipelining lowering.primitives lowering.replicas lowering.rules lowering.schedules"
         " lowering.source_info runtime.graph runtime.logs runtime.options runtime.signatures runtime.target"
+        " runtime.tensor"
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
