@@ -7,12 +7,8 @@ from ipujax.runtime.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ipujax.lowering.partition.block_values import Notes as Notes
     from ipujax.lowering.partition.partition_cost import Estimate as Estimate, estimate as estimate
-    from ipujax.lowering.partition.partition_pass import (
-        NONE as NONE,
-        Shardings as Shardings,
-        partition as partition,
-        splits as splits,
-    )
+    from ipujax.lowering.partition.partition_pass import partition as partition
+    from ipujax.lowering.partition.program_shardings import NONE as NONE, Shardings as Shardings, splits as splits
     from ipujax.lowering.partition.specs import (
         MeshAxes as MeshAxes,
         explicit_axes as explicit_axes,

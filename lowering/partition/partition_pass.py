@@ -8,7 +8,6 @@ program without any that splits a value stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from ipujax.lowering.partition.batched_loops import with_scalar_conditions
 from ipujax.lowering.partition.block_evaluation import evaluate_on_blocks
 from ipujax.lowering.partition.block_values import Block, Notes, Scope
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
+from ipujax.lowering.partition.program_shardings import NONE, Shardings, splits
 from ipujax.lowering.partition.propagation import Propagation
 from ipujax.lowering.partition.resharding import reshard, unreduced_by_reshards
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
@@ -28,32 +28,6 @@ from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.target import Target, preset
-
-
-@dataclass(frozen=True, slots=True)
-class Shardings:
-    """Shardings of a program's arguments and results, and the machine that it is partitioned for.
-
-    Args:
-        inputs: sharding of each input, None for any; all None when empty.
-        outputs: sharding of each result, likewise.
-        target: machine whose cycles decide; a Mk2 when None.
-    """
-
-    inputs: tuple[NamedSharding | None, ...] = ()
-    outputs: tuple[NamedSharding | None, ...] = ()
-    target: Target | None = None
-
-
-NONE = Shardings()
-
-
-def splits(sharding: Any) -> bool:
-    """True if devices of a named sharding have different parts of a value, or partial sums."""
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.size <= 1:  # a mesh without axes has 0
-        return False
-    mesh = MeshAxes.of(sharding.mesh)
-    return not spec_of(sharding.spec, len(sharding.spec.partitions), mesh).is_whole
 
 
 class _ReplicaAxis(NamedTuple):
